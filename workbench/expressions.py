@@ -1,0 +1,86 @@
+"""Integer expressions over axes and knobs, evaluated without trusting their text.
+
+Allowed: integers, strings, booleans, names, `+ - * // % & | << >>`, comparisons, `in`, `and`, `or`, `not`,
+conditional expressions, tuples, `min`, `max`, `abs`. Nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Value = int | str | bool
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
+_LARGEST = 1 << 62
+
+
+def evaluate(expression: str, names: Mapping[str, Value]) -> Any:
+    """Evaluate a constraint or extent over `names`.
+
+    Raises:
+        ValueError: if the expression uses anything but the operators listed in the module's docstring, an
+            unknown name, divides by zero, or leaves the range of 62 bits.
+    """
+
+    def go(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=int() | str() | bool() as v):
+                return v
+            case ast.Name(id=name):
+                if name not in names:
+                    raise ValueError(f"unknown name {name!r} in {expression!r}")
+                return names[name]
+            case ast.BinOp(left=a, op=op, right=b) if type(op) in _BINARY:
+                left, right = go(a), go(b)
+                if not (isinstance(left, int) and isinstance(right, int)):
+                    raise ValueError(f"{expression!r} does arithmetic on something that is not an integer")
+                if isinstance(op, ast.LShift | ast.RShift) and not 0 <= right < 62:
+                    raise ValueError(f"{expression!r} shifts by {right}")
+                try:
+                    value = _BINARY[type(op)](left, right)
+                except ZeroDivisionError:
+                    raise ValueError(f"{expression!r} divides by zero") from None
+                if abs(value) > _LARGEST:
+                    raise ValueError(f"{expression!r} overflows")
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=a):
+                return -go(a)
+            case ast.UnaryOp(op=ast.Not(), operand=a):
+                return not go(a)
+            case ast.BoolOp(op=ast.And(), values=values):
+                return all(go(v) for v in values)
+            case ast.BoolOp(op=ast.Or(), values=values):
+                return any(go(v) for v in values)
+            case ast.IfExp(test=t, body=a, orelse=b):
+                return go(a) if go(t) else go(b)
+            case ast.Tuple(elts=elts) | ast.List(elts=elts):
+                return tuple(go(e) for e in elts)
+            case ast.Compare(left=first, ops=ops, comparators=rest) if all(type(o) in _COMPARE for o in ops):
+                values = [go(first), *(go(r) for r in rest)]
+                pairs = zip(values, values[1:], strict=False)
+                try:
+                    return all(_COMPARE[type(o)](a, b) for o, (a, b) in zip(ops, pairs, strict=True))
+                except TypeError as e:
+                    raise ValueError(f"{expression!r}: {e}") from None
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+                return _FUNCTIONS[name](*(go(a) for a in args))
+            case _:
+                raise ValueError(f"{ast.unparse(node)!r} is not allowed in {expression!r}")
+
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError as e:
+        raise ValueError(f"cannot read {expression!r}: {e.msg}") from None
+    return go(tree.body)

@@ -1,0 +1,205 @@
+"""Templates: CuTe DSL sources with knobs, read without executing them.
+
+A template is a Python file with a module-level literal `TEMPLATE = {...}` and a function
+`build(axes, knobs)` that only the compile child ever calls. The literal is read with `ast`, so that
+listing, searching and validating a space needs neither cutlass nor trust in the file:
+
+    TEMPLATE = {
+        "op": "rmsnorm",
+        "summary": "one CTA a row, vector loads, two-stage reduction",
+        "knobs": {"threads": [64, 128, 256], "vec": [2, 4, 8]},
+        "default": {"threads": 128, "vec": 8},
+        "constraints": ["N % (threads * vec) == 0"],
+        "scratch": {"partial": {"shape": ["B", "threads // 32"], "dtype": "f32", "zeroed": False}},
+    }
+
+`constraints` and scratch shapes are integer expressions over the axes and knobs (see `workbench.expressions`).
+`build` returns the host function: a `@cute.jit` callable whose parameters carry the names of op buffers and
+scratch buffers (each a `cute.Tensor`), the last being `stream`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from workbench.artifact import BoundBuffer
+from workbench.errors import ContentError, UnknownNameError, WorkbenchError
+from workbench.expressions import Value, evaluate
+from workbench.ops.dtypes import DType
+from workbench.ops.model import Op, Role, Workload
+
+Knobs = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The valid points of a template at one workload, in a fixed order."""
+
+    knobs: Mapping[str, tuple[Value, ...]]
+    constraints: tuple[str, ...]
+    axes: Mapping[str, int]
+
+    def is_valid(self, knobs: Mapping[str, Value]) -> bool:
+        """True if every knob has one of its values and every constraint holds."""
+        if knobs.keys() != self.knobs.keys() or any(v not in self.knobs[k] for k, v in knobs.items()):
+            return False
+        names = {**self.axes, **knobs}
+        return all(evaluate(c, names) for c in self.constraints)
+
+    def why_invalid(self, knobs: Mapping[str, Value]) -> str | None:
+        """Return the first reason that `knobs` is not a point of the space, or None."""
+        for name in knobs:
+            if name not in self.knobs:
+                return str(UnknownNameError("knob", name, self.knobs))
+        for name, values in self.knobs.items():
+            if name not in knobs:
+                return f"knob {name!r} is not set; values: {list(values)}"
+            if knobs[name] not in values:
+                return f"knob {name}={knobs[name]!r} is not one of {list(values)}"
+        names = {**self.axes, **knobs}
+        return next(
+            (f"constraint {c!r} does not hold" for c in self.constraints if not evaluate(c, names)), None
+        )
+
+    def points(self) -> Iterator[Knobs]:
+        """All valid points in lexicographic order of the declared values."""
+        for values in itertools.product(*self.knobs.values()):
+            point = dict(zip(self.knobs, values, strict=True))
+            if self.is_valid(point):
+                yield point
+
+    @cached_property
+    def all_points(self) -> tuple[Knobs, ...]:
+        """All valid points, enumerated once."""
+        return tuple(self.points())
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template read from its file; `source` is the whole text."""
+
+    op: str
+    name: str
+    path: Path
+    source: str
+    summary: str
+    knobs: Mapping[str, tuple[Value, ...]]
+    default: Knobs
+    constraints: tuple[str, ...]
+    scratch: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def source_hash(self) -> str:
+        """SHA-256 of the source text."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    def space(self, axes: Mapping[str, int]) -> Space:
+        """The template's space at one workload."""
+        return Space(self.knobs, self.constraints, axes)
+
+    def bind(self, op: Op, workload: Workload, knobs: Mapping[str, Value]) -> tuple[BoundBuffer, ...]:
+        """Op buffers and scratch buffers with their shapes at `workload` and `knobs`.
+
+        Raises:
+            WorkbenchError: if `knobs` is not a valid point.
+        """
+        reason = self.space(workload.axes).why_invalid(knobs)
+        if reason:
+            raise WorkbenchError(f"{self.op}/{self.name} at {workload.name}: {reason}")
+        bound = [BoundBuffer(name=b.name, shape=b.resolve(workload.axes), dtype=b.dtype, role=b.role, align=b.align)
+                 for b in op.buffers]  # fmt: skip
+        names = {**workload.axes, **knobs}
+        for name, spec in self.scratch.items():
+            shape = tuple(e if isinstance(e, int) else int(evaluate(e, names)) for e in spec["shape"])
+            role = Role(spec.get("role", "scratch"))
+            bound.append(BoundBuffer(name=name, shape=shape, dtype=DType(spec["dtype"]), role=role,
+                                     zeroed=bool(spec.get("zeroed", role is Role.FLAG))))  # fmt: skip
+        return tuple(bound)
+
+
+_FIELDS = {"op", "summary", "knobs", "default", "constraints", "scratch"}
+
+
+def load_template(path: Path) -> Template:
+    """Read a template's declaration without running it.
+
+    Raises:
+        ContentError: naming the file and line of the first thing that is wrong.
+    """
+    try:
+        source = path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ContentError(path, f"cannot be read: {e}") from e
+    return parse_template(source, path)
+
+
+def parse_template(source: str, path: Path) -> Template:
+    """Read a template's declaration from its text; `path` gives its name. Raises ContentError."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as e:
+        raise ContentError(path, getattr(e, "msg", str(e)), getattr(e, "lineno", None)) from e
+    node = next((n for n in tree.body if isinstance(n, ast.Assign)
+                 and any(isinstance(t, ast.Name) and t.id == "TEMPLATE" for t in n.targets)), None)  # fmt: skip
+    if node is None:
+        raise ContentError(path, "has no `TEMPLATE = {...}` at module level")
+    if not any(isinstance(n, ast.FunctionDef) and n.name == "build" for n in tree.body):
+        raise ContentError(path, "has no function `build(axes, knobs)`")
+    try:
+        spec = ast.literal_eval(node.value)
+    except ValueError as e:
+        raise ContentError(path, f"TEMPLATE must be a literal: {e}", node.lineno) from e
+
+    def check(ok: bool, message: str) -> None:
+        if not ok:
+            raise ContentError(path, message, node.lineno)
+
+    check(isinstance(spec, dict), "TEMPLATE must be a dict")
+    for key in spec:
+        check(key in _FIELDS, f"TEMPLATE has the unknown field {key!r}; fields: {sorted(_FIELDS)}")
+    for key in ("op", "summary", "knobs", "default"):
+        check(key in spec, f"TEMPLATE lacks the field {key!r}")
+    knobs = spec["knobs"]
+    check(isinstance(knobs, dict) and all(isinstance(v, list) and v for v in knobs.values()),
+          "TEMPLATE['knobs'] must map each knob to a list of values")  # fmt: skip
+    for name, values in knobs.items():
+        check(isinstance(name, str) and name.isidentifier(), f"knob {name!r} is not an identifier")
+        check(
+            all(isinstance(v, int | str) for v in values),
+            f"knob {name!r} has a value that is no int, bool or str",
+        )
+        check(len(set(values)) == len(values), f"knob {name!r} lists a value twice")
+    default = spec["default"]
+    check(
+        isinstance(default, dict) and default.keys() == knobs.keys(),
+        "TEMPLATE['default'] must set every knob",
+    )
+    constraints = spec.get("constraints", [])
+    check(
+        isinstance(constraints, list) and all(isinstance(c, str) for c in constraints),
+        "constraints must be strings",
+    )
+    scratch = spec.get("scratch", {})
+    check(isinstance(scratch, dict) and all(isinstance(s, dict) and "shape" in s and "dtype" in s
+                                            for s in scratch.values()),
+          "TEMPLATE['scratch'] must map names to {'shape': [...], 'dtype': ...}")  # fmt: skip
+    for name, s in scratch.items():
+        check(s["dtype"] in list(DType), f"scratch {name!r} has the unknown dtype {s['dtype']!r}")
+    return Template(
+        op=str(spec["op"]),
+        name=path.stem,
+        path=path,
+        source=source,
+        summary=str(spec["summary"]),
+        knobs={k: tuple(v) for k, v in knobs.items()},
+        default=dict(default),
+        constraints=tuple(constraints),
+        scratch=scratch,
+    )
