@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# CuTe DSL reads some variables once, when it is imported: keep a user's settings out of reproducible runs.
-export CUTE_DSL_ARCH :=
 
 .PHONY: run test test-slow lint clean
 
