@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema, computed_field
 
 from workbench.findings import Finding, Severity
+
+
+Figure = Annotated[
+    float, WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": ["Infinity", "-Infinity", "NaN"]}]})
+]
+"""A float whose JSON form is a number or, where JSON has none, the name of the value."""
 
 
 class Verdict(StrEnum):
@@ -20,7 +27,7 @@ class Verdict(StrEnum):
 class Check(BaseModel):
     """One check of one artifact."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     name: str
     """For instance `numerics/ordinary`, `memory`, `ordering/static`, `determinism`."""
@@ -28,7 +35,7 @@ class Check(BaseModel):
     summary: str = ""
     """One line: what was compared and how it came out."""
     findings: tuple[Finding, ...] = ()
-    measures: dict[str, float] = {}
+    measures: dict[str, Figure] = {}
     """Figures behind the verdict, for instance error ratios."""
     assumptions: tuple[str, ...] = ()
 
@@ -49,6 +56,7 @@ class Report(BaseModel):
     checks: tuple[Check, ...]
     seconds: float = 0.0
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
         """Fail if any check fails, else unknown if any is unknown, else pass."""
