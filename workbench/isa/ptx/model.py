@@ -32,9 +32,11 @@ class Imm:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A module or kernel symbol used as a value: shared or global variable, kernel parameter, label, function."""
+    """A symbol used as a value: shared or global variable, kernel parameter, label or function."""
 
     name: str
+    offset: int = 0
+    """Constant added to the symbol's address, as in `mov.b64 %rd1, table+16;`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Loc:
     file: str
     line: int
     column: int
+    inlined_at: Loc | None = None
+    """Where the function that holds this line was inlined, if the text says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,8 @@ class Variable:
     """Number of elements; None for `.extern .shared name[]`."""
     initial: bytes | None = None
     extern: bool = False
+    pointers: tuple[tuple[int, str, int], ...] = ()
+    """Addresses in the initial value: (byte offset, symbol, addend); those bytes of `initial` are zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,8 @@ class Kernel:
     minnctapersm: int | None = None
     directives: dict[str, str] = field(default_factory=dict)
     """Other performance directives and pragmas, as written."""
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """`.branchtargets` lists of `brx.idx` by name: unique labels in index order."""
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
