@@ -25,7 +25,7 @@ from workbench.isa.ptx.model import (
     Vector,
 )
 from workbench.isa.ptx.scope import Names, Scope
-from workbench.isa.ptx.variables import parse_variables
+from workbench.isa.ptx.variables import TYPE_BYTES, parse_variables
 
 _SPECIAL = re.compile(
     r"%(?:n?tid|n?ctaid|(?:n?cluster|cluster_n?cta)id|cluster_n?ctarank"
@@ -34,30 +34,7 @@ _SPECIAL = re.compile(
     r"|reserved_smem_offset_(?:begin|end|cap|<[01]>|[01])|(?:total|aggr|dynamic)_smem_size|current_graph_exec"
     r")(?:\.[xyzw])?\Z"
 )
-_REGISTER_TYPES = frozenset(
-    [
-        "pred",
-        "b8",
-        "b16",
-        "b32",
-        "b64",
-        "b128",
-        "u8",
-        "u16",
-        "u32",
-        "u64",
-        "s8",
-        "s16",
-        "s32",
-        "s64",
-        "f16",
-        "f16x2",
-        "f32",
-        "f64",
-        "bf16",
-        "bf16x2",
-    ]
-)
+_REGISTER_TYPES = frozenset(TYPE_BYTES) | {"pred"}
 _VARIABLE_SPACES = frozenset((".shared", ".local", ".param", ".global", ".const", ".shared::cta"))
 _JUMPS = frozenset(("bra", "brx", "call"))
 _SINK = Sink()
