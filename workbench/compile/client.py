@@ -1,0 +1,305 @@
+"""The parent's side of the compile server: start it, send a job, turn what comes back into data or an error."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from workbench.compile.request import CompileError, CompileRequest, Limits
+from workbench.errors import WorkbenchError
+
+_HEADER = struct.Struct(">Q")
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
+_START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from workbench.compile.server import main; main(sys.argv[1:])"
+_START_SECONDS = 120.0
+
+
+class Traced(BaseModel):
+    """What a child that succeeded returned. Data from an untrusted process: shapes are checked, claims are not."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+    ok: Literal[True]
+    ptx: str
+    mlir: str
+    """Final host module in MLIR's LLVM dialect, without the embedded cubin."""
+    function: str
+    """Name of the host function in `mlir`."""
+    parameters: tuple[str, ...]
+    """Buffer name of each parameter of the host function, the last being `stream`."""
+    warnings: tuple[str, ...] = ()
+    dsl: str
+    """Version of nvidia-cutlass-dsl."""
+    flavour: str
+    """CUDA version of the DSL's libraries, such as `13.4`."""
+    fences: tuple[str, ...]
+    """Sandbox fences that held."""
+
+
+class _Failed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ok: Literal[False]
+    kind: Literal["user", "compiler", "memory", "tool"]
+    message: str
+    line: int | None
+    detail: str
+    fences: tuple[str, ...] = ()
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    status: Literal["answer", "timeout", "oversize", "disk", "signal", "exit"]
+    signal: int
+    code: int
+    seconds: float
+    rss_bytes: int
+    log: str
+
+
+class _ServerDied(Exception):
+    """The server's end of the channel closed."""
+
+
+class CompileServer:
+    """A pre-warmed process that compiles candidates, each in a fenced fork of its own.
+
+    Use it as a context manager, or let `workbench.compile.compile_candidate` keep one for the process. Jobs of
+    several threads wait for each other; a server that died is started again by the next job. About 250 MiB
+    resident while it lives.
+    """
+
+    def __init__(self, required_fences: tuple[str, ...] = ()) -> None:
+        """`required_fences`: names from `sandbox.FENCES` without which a job is refused (kind `tool`)."""
+        self.required_fences = required_fences
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        self._root: Path | None = None
+
+    def __enter__(self) -> CompileServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running server, None if there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def close(self) -> None:
+        """End the server process; the object can be used again."""
+        with self._lock:
+            self._stop()
+
+    def trace(self, request: CompileRequest, limits: Limits) -> Traced:
+        """Run the candidate in a child and return what it traced to.
+
+        Raises:
+            CompileError: typed, whatever the candidate did, within `limits.seconds` and a little.
+        """
+        nonce = secrets.token_hex(16)
+        job = {
+            "source": request.source, "arch": request.arch, "axes": {**request.axes, **request.constants},
+            "knobs": request.knobs,
+            "buffers": [{"name": b.name, "dtype": b.dtype.cutlass_name, "align": b.align,
+                         "shape": [*b.shape[:-1], b.shape[-1] * b.dtype.bits // 8] if b.dtype.bits < 8 else b.shape}
+                        for b in request.buffers],
+        }  # fmt: skip
+        message = {
+            "job": job,
+            "limits": limits.model_dump(),
+            "nonce": nonce,
+            "required": self.required_fences,
+        }
+        data = json.dumps(message).encode()
+        with self._lock:
+            for last in (False, True):
+                try:
+                    header, body = self._exchange(data, limits)
+                    break
+                except _ServerDied:
+                    self._stop()
+                    if last:
+                        raise CompileError("crash", "the compile server died twice on this job") from None
+        return _interpret(header, body, nonce, limits)
+
+    def _exchange(self, data: bytes, limits: Limits) -> tuple[_Header, bytes]:
+        process = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        # A server that is itself stuck (stopped, swapped out) must not hang its user.
+        watchdog = threading.Timer(limits.seconds + 30, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            process.stdin.write(_HEADER.pack(len(data)) + data)
+            process.stdin.flush()
+            header = _Header.model_validate_json(_receive(process))
+            return header, _receive(process)
+        except (BrokenPipeError, ConnectionError) as e:
+            raise _ServerDied from e
+        except BaseException:
+            # Interrupted in the middle of an answer: the channel is out of step, the server must go.
+            process.kill()
+            raise
+        finally:
+            watchdog.cancel()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._owner != os.getpid():  # after a fork the parent's server is not ours to talk to
+            self._process, self._root, self._owner = None, None, os.getpid()
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._stop()
+        self._process = self._start()
+        return self._process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        try:
+            self._root = Path(tempfile.mkdtemp(prefix="workbench-compile-"))
+        except OSError as e:
+            raise WorkbenchError(
+                f"cannot make a temporary folder: {e.strerror}; set TMPDIR to a writable folder"
+            ) from e
+        environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        environment |= {
+            "HOME": str(self._root), "TMPDIR": str(self._root), "XDG_CACHE_HOME": str(self._root),
+            "USER": "workbench", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            # Each job says its own arch. This one differs from the default target so that the DSL builds no
+            # execution engine for it, which nobody would use (a third of the time of a compile).
+            "CUTE_DSL_ARCH": "sm_100a",
+        }  # fmt: skip
+        path = [str(Path(__file__).resolve().parents[2]), *(p for p in sys.path if p)]
+        log = (self._root / "server.log").open("wb")
+        with log:
+            process = subprocess.Popen(
+                [sys.executable, "-s", "-E", "-c", _START, str(self._root), json.dumps(path)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=self._root,
+                start_new_session=True,
+            )  # fmt: skip
+        watchdog = threading.Timer(_START_SECONDS, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            _receive(process)
+        except _ServerDied:
+            text = (
+                (self._root / "server.log").read_text(errors="replace").strip() if self._root.exists() else ""
+            )
+            process.wait()
+            shutil.rmtree(self._root, ignore_errors=True)
+            reason = text.splitlines()[-1] if text else f"it ended with status {process.returncode}"
+            raise CompileError("tool", f"the compile server does not start: {reason}", detail=text) from None
+        finally:
+            watchdog.cancel()
+        return process
+
+    def _stop(self) -> None:
+        process, root = self._process, self._root
+        self._process = self._root = None
+        if process is None or self._owner != os.getpid():
+            return
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    pass
+        try:
+            process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if root is not None:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+_default: CompileServer | None = None
+_default_lock = threading.Lock()
+
+
+def default_server() -> CompileServer:
+    """The server that this process shares; started by its first job, ended at exit."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = CompileServer()
+            atexit.register(_default.close)
+        return _default
+
+
+def _receive(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    head = process.stdout.read(_HEADER.size)
+    if len(head) < _HEADER.size:
+        raise _ServerDied
+    (size,) = _HEADER.unpack(head)
+    data = process.stdout.read(size)
+    if len(data) < size:
+        raise _ServerDied
+    return data
+
+
+def _interpret(header: _Header, body: bytes, nonce: str, limits: Limits) -> Traced:
+    log = header.log.strip()
+    if header.status == "timeout":
+        raise CompileError("timeout", f"not done after {limits.seconds:g} s", detail=log)
+    if header.status == "oversize":
+        raise CompileError("crash", f"the answer is larger than {limits.result_bytes >> 20} MiB", detail=log)
+    if header.status == "disk":
+        raise CompileError(
+            "crash", f"wrote more than {limits.file_bytes >> 20} MiB to its folder", detail=log
+        )
+    if header.status == "signal":
+        name = (
+            signal.Signals(header.signal).name
+            if header.signal in list(signal.Signals)
+            else str(header.signal)
+        )
+        starved = "bad_alloc" in log or "out of memory" in log.lower() or header.signal == signal.SIGKILL
+        if starved:
+            raise CompileError(
+                "memory", f"out of memory ({name}); limit {limits.memory_bytes >> 20} MiB", detail=log
+            )
+        reason = (
+            log.splitlines()[-1]
+            if log
+            else "no message; often inline assembly whose constraints do not match"
+        )
+        raise CompileError("crash", f"the compiler process died of {name}: {reason}", detail=log)
+    if header.status == "exit":
+        if header.code == 71:
+            raise CompileError("memory", f"out of memory; limit {limits.memory_bytes >> 20} MiB", detail=log)
+        raise CompileError(
+            "crash", f"the compile process left with status {header.code} and no answer", detail=log
+        )
+    if not body.startswith(nonce.encode()):
+        raise CompileError("crash", "the compile process wrote something that is not an answer", detail=log)
+    try:
+        answer: Any = json.loads(body[len(nonce) :])
+        if isinstance(answer, dict) and answer.get("ok") is False:
+            failed = _Failed.model_validate(answer)
+            raise CompileError(failed.kind, failed.message, failed.line, failed.detail)
+        return Traced.model_validate(answer)
+    except (ValueError, ValidationError, RecursionError) as e:
+        raise CompileError("crash", "the compile process answered with something that is no result",
+                           detail=f"{e}\n{log}") from e  # fmt: skip

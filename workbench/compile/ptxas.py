@@ -1,0 +1,149 @@
+"""PTX to cubin by the ptxas that NVIDIA publishes on PyPI, outside the child that ran the candidate."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import resource
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from workbench.compile.request import CompileError, Limits
+from workbench.errors import MissingToolError, WorkbenchError
+
+_INSTALL = "pip install 'nvidia-cuda-nvcc>=13.0'"
+_VERSION = re.compile(r"release [\d.]+, V(?P<version>[\d.]+)")
+_ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_ERROR = re.compile(
+    r"^(?:ptxas )?(?:(?P<file>\S+), line (?P<line>\d+); )?(?:error|fatal)\s*:\s*(?P<text>.+)$", re.M
+)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What ptxas made of a PTX module."""
+
+    cubin: bytes
+    spills: dict[str, tuple[int, int]]
+    """Spill store and spill load bytes a thread, by PTX entry."""
+    log: str
+
+
+def find_ptxas() -> Path:
+    """Path of the newest installed ptxas.
+
+    Raises:
+        MissingToolError: if no package brings one.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
+    found = [p for root in roots for p in root.glob("*/bin/ptxas") if os.access(p, os.X_OK)]
+    if not found:
+        raise MissingToolError(f"ptxas is not installed; {_INSTALL}")
+    return max(found, key=lambda p: [int(n) for n in ptxas_version(p).split(".")])
+
+
+def ptxas_version(path: Path) -> str:
+    """Version such as `13.5.37`; raises MissingToolError if the program does not run."""
+    try:
+        stat = path.stat()
+    except OSError as e:
+        raise MissingToolError(f"{path} cannot be read: {e.strerror}; {_INSTALL}") from e
+    return _version_of(str(path), stat.st_mtime_ns, stat.st_size)
+
+
+@cache
+def _version_of(path: str, mtime_ns: int, size: int) -> str:
+    try:
+        text = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+        m = _VERSION.search(text)
+    except (OSError, subprocess.SubprocessError) as e:
+        raise MissingToolError(f"{path} does not run: {e}; {_INSTALL}") from e
+    if m is None:
+        raise MissingToolError(f"{path} does not say its version; {_INSTALL}")
+    return m["version"]
+
+
+def toolchain_identity() -> dict[str, str]:
+    """What identifies the toolchain before anything is compiled: versions of the DSL's packages and of ptxas.
+
+    Raises:
+        MissingToolError: if the DSL or ptxas is not installed.
+    """
+    identity = {}
+    for name in ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-core",
+                 "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13"):  # fmt: skip
+        try:
+            identity[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if "nvidia-cutlass-dsl" not in identity:
+        raise MissingToolError("CuTe DSL is not installed; pip install 'nvidia-cutlass-dsl[cu13]'")
+    return {**identity, "ptxas": ptxas_version(find_ptxas())}
+
+
+def assemble(ptx: str, arch: str, flags: Sequence[str], limits: Limits) -> Assembled:
+    """Assemble PTX for `arch`.
+
+    Raises:
+        CompileError: `compiler` with the log's first useful line, `timeout` or `memory` at the limit.
+        MissingToolError: if there is no ptxas.
+    """
+    ptxas = find_ptxas()
+    with tempfile.TemporaryDirectory(prefix="workbench-ptxas-") as folder:
+        try:
+            (Path(folder) / "kernel.ptx").write_text(ptx)
+        except OSError as e:
+            raise WorkbenchError(
+                f"cannot write to the temporary folder: {e.strerror}; free space or set TMPDIR"
+            ) from e
+        command = [str(ptxas), "-arch", arch, *flags, "-v", "kernel.ptx", "-o", "kernel.cubin"]
+        environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": folder, "HOME": folder, "LC_ALL": "C"}
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        try:
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+            raw, _ = process.communicate(timeout=limits.seconds)
+        except subprocess.TimeoutExpired:
+            raise CompileError("timeout", f"ptxas is not done after {limits.seconds:g} s") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        log = raw.decode(errors="replace").replace(f"{folder}/", "")
+        if process.returncode != 0:
+            raise _failure(process.returncode, log, limits)
+        cubin = (Path(folder) / "kernel.cubin").read_bytes()
+    return Assembled(cubin, _spills(log), log)
+
+
+def _failure(code: int, log: str, limits: Limits) -> CompileError:
+    m = _ERROR.search(log)
+    if "bad_alloc" in log or "memory" in (m["text"].lower() if m else "") and "alloc" in log.lower():
+        return CompileError(
+            "memory", f"ptxas is out of memory; limit {limits.memory_bytes >> 20} MiB", detail=log
+        )
+    if m is None:
+        return CompileError("compiler", f"ptxas ended with status {code}", detail=log)
+    place = f" (PTX line {m['line']})" if m["line"] else ""
+    return CompileError("compiler", f"ptxas: {m['text'].strip()}{place}", detail=log)
+
+
+def _spills(log: str) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    entry = None
+    for line in log.splitlines():
+        if m := _ENTRY.search(line):
+            entry = m["name"]
+        elif entry is not None and (s := _SPILLS.search(line)):
+            found.setdefault(entry, (int(s.group(2)), int(s.group(3))))
+    return found

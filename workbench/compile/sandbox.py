@@ -1,0 +1,272 @@
+"""Fences around a child that runs untrusted Python: limits, network, files, system calls.
+
+Each fence is applied if the kernel has it; `apply` returns the names of those that hold and
+`sandbox_capabilities` tells which would, so that `workbench doctor` can say what a machine lacks. Only ctypes
+and the standard library are used: the file is loaded in the child before anything untrusted.
+
+- `rlimits`: memory, CPU time, file size, open files, no core dumps; processes too where the user is not root.
+- `network`: an empty network namespace (Linux `unshare`, through a user namespace where unprivileged).
+- `landlock`: files below the job's own folder are the only ones that can be written; what can be read is the
+  Python installation and the system's libraries. Signals and abstract sockets stay inside (ABI 6).
+- `seccomp`: no new processes or programs, no sockets, no tracing, no signals to others, no namespaces or mounts.
+- `capabilities`: all dropped, `no_new_privs` set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+FENCES = ("rlimits", "network", "landlock", "seccomp", "capabilities")
+
+_CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_THREAD = 0x10000000, 0x40000000, 0x08000000, 0x00010000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
+_EPERM, _ENOSYS = 1, 38
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits of one child: seconds and bytes (see `workbench.compile.request.Limits`)."""
+
+    seconds: float
+    memory_bytes: int
+    file_bytes: int
+    open_files: int
+
+
+class SandboxError(OSError):
+    """A fence the kernel does not have or does not permit."""
+
+
+def _call(name: str, *args: object) -> int:
+    if _libc is None:
+        raise SandboxError(f"{name}: not Linux")
+    result = getattr(_libc, name)(*args)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise SandboxError(error, f"{name}: {os.strerror(error)}")
+    return int(result)
+
+
+def _prctl(option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    _call("prctl", option, ctypes.c_ulong(value), zero, zero, zero)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends (Linux only)."""
+    if _libc is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def set_rlimits(bounds: Bounds) -> None:
+    """Bound memory, CPU time, file size, open files and core dumps of this process."""
+    cpu = int(bounds.seconds) + 2
+    pairs = [
+        (resource.RLIMIT_AS, _address_space() + bounds.memory_bytes),
+        (resource.RLIMIT_CPU, cpu),
+        (resource.RLIMIT_FSIZE, bounds.file_bytes),
+        (resource.RLIMIT_NOFILE, bounds.open_files),
+        (resource.RLIMIT_CORE, 0),
+    ]
+    if os.getuid() != 0:
+        # Counts all of the user's processes, so it only stops explosions; seccomp is the real fence.
+        pairs.append((resource.RLIMIT_NPROC, 4096))
+    for which, value in pairs:
+        _, hard = resource.getrlimit(which)
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (limit, limit))
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as f:  # noqa: PTH123
+        return int(f.read().split()[0]) * resource.getpagesize()
+
+
+def leave_network() -> None:
+    """Move to an empty network (and IPC) namespace."""
+    try:
+        _call("unshare", _CLONE_NEWNET | _CLONE_NEWIPC)
+    except SandboxError:
+        _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)
+
+
+# Landlock (linux/landlock.h). Rights by ABI version, lowest bit first.
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_READ_FILE, _READ_DIR, _EXECUTE = 1 << 2, 1 << 3, 1 << 0
+_RIGHTS_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+
+
+def landlock_version() -> int:
+    """ABI version of Landlock, 0 if the kernel has none."""
+    if _libc is None:
+        return 0
+    _libc.syscall.restype = ctypes.c_long
+    version = _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    return max(0, int(version))
+
+
+def confine_files(writable: Sequence[str], readable: Iterable[str]) -> None:
+    """Restrict file access to `writable` folders and `readable` files and folders (Landlock)."""
+    abi = landlock_version()
+    if abi == 0:
+        raise SandboxError("Landlock is not in this kernel")
+    rights = _RIGHTS_BY_ABI[min(abi, 5)]
+    network = 0b11 if abi >= 4 else 0
+    scoped = 0b11 if abi >= 6 else 0
+    attributes = struct.pack("QQQ", rights, network, scoped)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
+    assert _libc is not None
+    ruleset = _call(
+        "syscall", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)
+    )
+    try:
+        for paths, wanted in ((writable, rights & ~_EXECUTE), (readable, _READ_FILE | _READ_DIR | _EXECUTE)):
+            for path in paths:
+                _allow(ruleset, path, wanted)
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        _call("syscall", _LANDLOCK_RESTRICT, ruleset, ctypes.c_uint(0))
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # not on this machine
+    try:
+        if not os.path.isdir(path):  # noqa: PTH112
+            rights &= _EXECUTE | _READ_FILE | (1 << 1)
+        rule = struct.pack("=Qi", rights, fd)
+        _call("syscall", _LANDLOCK_ADD, ruleset, 1, rule, ctypes.c_uint(0))
+    finally:
+        os.close(fd)
+
+
+def readable_paths() -> list[str]:
+    """What compiling needs to read: Python, its packages, system libraries, a few system files."""
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if os.path.isdir(p))}  # noqa: PTH112
+    home = os.path.realpath("/proc/self")
+    system = [
+        "/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime",
+        "/usr/share/zoneinfo", "/dev/urandom", "/dev/random", "/dev/null", "/dev/zero", "/proc/cpuinfo",
+        "/proc/meminfo", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu", home,
+    ]  # fmt: skip
+    return sorted(os.path.realpath(f) for f in folders) + system
+
+
+# seccomp (linux/seccomp.h, linux/bpf_common.h): a classic-BPF program over (nr, arch, args).
+_SECCOMP_ALLOW, _SECCOMP_ERRNO, _SECCOMP_KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_LD, _JEQ, _JSET, _JGE, _RET = 0x20, 0x15, 0x45, 0x35, 0x06
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SYSCALLS: dict[str, dict[str, tuple[int, ...]]] = {
+    # fork, vfork, execve, execveat, socket, socketpair, connect, accept, bind, listen, sendto, sendmsg, ptrace,
+    # process_vm_readv/writev, kcmp, pidfd_*, mount family, chroot, setns, unshare, bpf, perf_event_open, keys,
+    # modules, kexec, reboot, swap, userfaultfd, io_uring_*, prlimit of others is stopped by the lost capabilities.
+    "x86_64": {
+        "deny": (57, 58, 59, 322, 41, 53, 42, 43, 288, 49, 50, 44, 46, 101, 310, 311, 312, 424, 434, 438, 165, 166,
+                 155, 161, 308, 272, 321, 298, 248, 249, 250, 175, 176, 313, 246, 320, 169, 167, 168, 323, 425, 426,
+                 427, 428, 429, 430, 431, 432, 433, 442, 307, 304),
+        "clone": (56,), "clone3": (435,), "kill": (62, 234), "tkill": (200,),
+    },
+    "aarch64": {
+        "deny": (221, 281, 198, 199, 203, 202, 242, 200, 201, 206, 211, 117, 270, 271, 272, 424, 434, 438, 40, 39,
+                 41, 51, 268, 97, 280, 241, 217, 218, 219, 105, 106, 273, 104, 294, 142, 224, 225, 282, 425, 426,
+                 427, 428, 429, 430, 431, 432, 433, 442, 269, 265),
+        "clone": (220,), "clone3": (435,), "kill": (129, 131), "tkill": (130,),
+    },
+}  # fmt: skip
+
+
+def filter_system_calls() -> None:
+    """Refuse system calls that make processes, reach the network or touch other processes (seccomp)."""
+    machine = platform.machine()
+    if machine not in _SYSCALLS or _libc is None:
+        raise SandboxError(f"no system call table for {machine}")
+    calls = _SYSCALLS[machine]
+    program: list[tuple[int, int, int, int]] = [
+        (_LD, 0, 0, 4),
+        (_JEQ, 1, 0, _AUDIT_ARCH[machine]),
+        (_RET, 0, 0, _SECCOMP_KILL),
+        (_LD, 0, 0, 0),
+    ]
+    if machine == "x86_64":  # the x32 table would go round the list
+        program += [(_JGE, 0, 1, 0x40000000), (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM)]
+    for number in calls["deny"]:
+        program += [(_JEQ, 0, 1, number), (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM)]
+    for number in (*calls["clone3"], *calls["tkill"]):  # libc falls back to clone and tgkill
+        program += [(_JEQ, 0, 1, number), (_RET, 0, 0, _SECCOMP_ERRNO | _ENOSYS)]
+    for number in calls["clone"]:  # threads only
+        program += [
+            (_JEQ, 0, 3, number),
+            (_LD, 0, 0, 16),
+            (_JSET, 1, 0, _CLONE_THREAD),
+            (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM),
+            (_LD, 0, 0, 0),
+        ]
+    for number in calls["kill"]:  # to itself only
+        program += [
+            (_JEQ, 0, 3, number),
+            (_LD, 0, 0, 16),
+            (_JEQ, 1, 0, os.getpid()),
+            (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM),
+            (_LD, 0, 0, 0),
+        ]
+    program.append((_RET, 0, 0, _SECCOMP_ALLOW))
+    code = b"".join(struct.pack("=HBBI", *i) for i in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    fprog = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _call("prctl", 22, ctypes.c_ulong(2), fprog, ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities for good."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    header = struct.pack("Ii", 0x20080522, 0)
+    _call("capset", header, bytes(24))
+
+
+def apply(bounds: Bounds, writable: Sequence[str], readable: Iterable[str]) -> list[str]:
+    """Put up every fence this machine permits around the calling process; return the names of those that hold."""
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("network", leave_network),
+        ("landlock", lambda: confine_files(writable, readable)),
+        ("rlimits", lambda: set_rlimits(bounds)),
+        ("capabilities", drop_capabilities),
+        ("seccomp", filter_system_calls),
+    ]
+    held = []
+    for name, step in steps:
+        try:
+            step()
+        except OSError:
+            continue
+        held.append(name)
+    return held
+
+
+def sandbox_capabilities() -> dict[str, bool]:
+    """Which fences this machine permits, found by putting them up in a short-lived child."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            held = apply(Bounds(5, 1 << 30, 1 << 20, 64), [], readable_paths())
+            os.write(write, ",".join(held).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as f:
+        held = f.read().decode().split(",")
+    os.waitpid(pid, 0)
+    return {name: name in held for name in FENCES}
