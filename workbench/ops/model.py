@@ -1,8 +1,8 @@
 """What an op is: axes, buffers with roles, workloads, tolerances, reference and generators.
 
 An op is declared in `verifiers/<op>.py` as a module-level `OP = Op(...)`. Tensors in this layer are torch CPU
-tensors in the buffer's storage type (`DType.torch_name`); a packed E2M1 buffer of shape `[..., K]` elements is a
-`uint8` tensor of shape `[..., K/2]`.
+tensors in the buffer's storage type (`DType.torch_name`); a packed E2M1 buffer of shape `[..., K]`
+elements is a `uint8` tensor of shape `[..., K/2]`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from workbench.expressions import evaluate
 from workbench.ops.dtypes import DType
@@ -18,7 +18,8 @@ from workbench.ops.dtypes import DType
 if TYPE_CHECKING:
     import torch
 
-    Tensors = dict[str, torch.Tensor]
+Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
+"""Tensors by buffer name."""
 
 
 class Role(StrEnum):
@@ -61,7 +62,8 @@ class Role(StrEnum):
 class Buffer:
     """A tensor the op reads or writes.
 
-    `shape` is in elements; an entry is an integer or an expression over the axes, such as `"B"` or `"L // 32"`.
+    `shape` is in elements; an entry is an integer or an expression over the axes, such as `"B"` or
+    `"L // 32"`.
     """
 
     name: str
@@ -76,9 +78,25 @@ class Buffer:
         return tuple(int(evaluate(e, axes)) if isinstance(e, str) else e for e in self.shape)
 
 
+def storage_shape(buffer: Buffer, axes: Mapping[str, int]) -> tuple[int, ...]:
+    """Shape of a buffer's storage tensor: as `resolve`, but packed E2M1 has half as many bytes along the
+    last axis.
+
+    Raises:
+        ValueError: if an axis is missing or the last extent of a packed buffer is odd.
+    """
+    shape = buffer.resolve(axes)
+    if buffer.dtype is not DType.E2M1:
+        return shape
+    if not shape or shape[-1] % 2:
+        raise ValueError(f"packed buffer {buffer.name!r} has the odd last extent in {shape}")
+    return (*shape[:-1], shape[-1] // 2)
+
+
 @dataclass(frozen=True)
 class Workload:
-    """One set of axis values. `real` marks true K3 sizes; small ones serve quick tests and held-out checks."""
+    """One set of axis values. `real` marks true K3 sizes; small ones serve quick tests and held-out
+    checks."""
 
     name: str
     axes: Mapping[str, int]
@@ -123,6 +141,20 @@ Reference = Callable[["Tensors", Mapping[str, int]], "Tensors"]
 
 
 @dataclass(frozen=True)
+class Fault:
+    """A known mistake: what a kernel that makes it would compute. Used to say why a refused kernel is
+    wrong."""
+
+    rule: str
+    """Rule id of the finding, for instance `swapped-gate-up`."""
+    summary: str
+    """What the kernel does wrong, in words that continue "the result is what one gets when ..."."""
+    reference: Reference
+    applies: Callable[[Mapping[str, int]], bool] = lambda axes: True
+    """Whether the mistake can be made at these axes (a tail of 1024 cannot be missing from a row of 256)."""
+
+
+@dataclass(frozen=True)
 class Op:
     """An op contract. Everything a kernel is checked against comes from here."""
 
@@ -143,6 +175,8 @@ class Op:
     """Bytes that must cross the memory interface: weights touched once plus inputs and outputs."""
     constants: Mapping[str, int | float] = field(default_factory=dict)
     """Constants of the contract that templates may read (eps, betas, ...)."""
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    """Known mistakes by unique name; compared with a result only after it was refused."""
 
     @property
     def inputs(self) -> tuple[Buffer, ...]:

@@ -1,0 +1,168 @@
+"""The comparison of one output with golden: strict about NaN and infinity, relative to the output's own
+scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from workbench.ops.model import Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Error of finite elements: `rms(out - g) / rms(g)` and `max |out - g| / (|g| + rms(g))`."""
+
+    rms: float
+    worst: float
+    worst_index: Index = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the two measures may reach."""
+
+    rms: float
+    worst: float
+
+    @staticmethod
+    def of(tolerance: Tolerance, baseline: Errors) -> Limits:
+        """`factor` times the honest baseline's own error, at least the floors, at most the caps."""
+        t = tolerance
+        return Limits(
+            min(max(t.floor_rms, t.factor * baseline.rms), t.cap_rms),
+            min(max(t.floor_worst, t.factor * baseline.worst), t.cap_worst),
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outcome for one output. `reason` is empty if it passed; `index`, `expected` and `got` show the
+    first bad element."""
+
+    reason: str
+    errors: Errors
+    limits: Limits
+    index: Index = ()
+    expected: float = 0.0
+    got: float = 0.0
+    bad: int = 0
+    """Elements that are wrong by themselves (class of number, exact value, or beyond the worst-element
+    limit)."""
+
+    @property
+    def passed(self) -> bool:
+        """True if the output is acceptable."""
+        return not self.reason
+
+
+def measure(golden: torch.Tensor, out: torch.Tensor) -> Errors:
+    """Errors over the elements where both are finite; 0 if there are none.
+
+    If golden is zero throughout, any other value is an infinite error.
+    """
+    import torch
+
+    both = golden.isfinite() & out.isfinite()
+    g = torch.where(both, golden, 0.0).double()
+    difference = torch.where(both, out.double() - g, 0.0).abs()
+    if not both.any() or not difference.any():
+        return Errors(0.0, 0.0)
+    scale = float(g.square().sum().div(both.sum()).sqrt())
+    if scale == 0.0:
+        return Errors(float("inf"), float("inf"), _first(difference > 0))
+    # Divided before squaring: a difference near the largest float32 must not overflow.
+    relative = difference / scale
+    worst = difference / (g.abs() + scale)
+    return Errors(
+        float(relative.square().sum().div(both.sum()).sqrt()),
+        float(worst.max()),
+        _first(worst == worst.max()),
+    )
+
+
+def compare(
+    golden: torch.Tensor, out: torch.Tensor, tolerance: Tolerance, baseline: torch.Tensor
+) -> Comparison:
+    """Judge `out` against `golden` (float64 or exact integers) of the same shape, by the error of `baseline`.
+
+    A NaN passes only where golden is NaN; an infinity only where golden is the same infinity and the
+    tolerance allows it.
+    """
+    if out.shape != golden.shape:
+        reason = f"has shape {list(out.shape)}, not {list(golden.shape)}"
+        return Comparison(reason, Errors(0.0, 0.0), Limits(0.0, 0.0))
+    if tolerance.exact:
+        return _compare_exactly(golden, out)
+    limits = Limits.of(tolerance, measure(golden, baseline))
+    errors = measure(golden, out)
+    strange = wrong_class(golden, out, tolerance.allow_inf)
+    beyond = strange | _beyond(golden, out, limits.worst)
+    if strange.any():
+        return _failed("is not a number of the right kind", golden, out, errors, limits, strange, beyond)
+    if beyond.any():
+        reason = f"is wrong by {errors.worst:.3g} of its scale, limit {limits.worst:.3g}"
+        at = errors.worst_index
+        return Comparison(reason, errors, limits, at, float(golden[at]), float(out[at]), int(beyond.sum()))
+    if errors.rms > limits.rms:
+        reason = f"has a root-mean-square error of {errors.rms:.3g} of its scale, limit {limits.rms:.3g}"
+        at = errors.worst_index
+        return Comparison(reason, errors, limits, at, float(golden[at]), float(out[at]), 0)
+    return Comparison("", errors, limits)
+
+
+def wrong_class(golden: torch.Tensor, out: torch.Tensor, allow_inf: bool = True) -> torch.Tensor:
+    """Boolean mask of elements whose kind (finite, +inf, -inf, NaN) differs, or that are infinite and
+    must not be."""
+    same = (golden.isnan() & out.isnan()) | (golden.isfinite() & out.isfinite())
+    if allow_inf:
+        same |= golden.isinf() & out.isinf() & ((golden > 0) == (out > 0))
+    return ~same
+
+
+def wrong_elements(golden: torch.Tensor, out: torch.Tensor, limit: float) -> torch.Tensor:
+    """Boolean mask of elements of the wrong kind or off by more than `limit` of the scale."""
+    return wrong_class(golden, out) | _beyond(golden, out, limit)
+
+
+def _beyond(golden: torch.Tensor, out: torch.Tensor, limit: float) -> torch.Tensor:
+    import torch
+
+    both = golden.isfinite() & out.isfinite()
+    g = torch.where(both, golden, 0.0).double()
+    if not both.any():
+        return both
+    scale = g.square().sum().div(both.sum()).sqrt()
+    return both & ((out.double() - g).abs() > limit * (g.abs() + scale))
+
+
+def _compare_exactly(golden: torch.Tensor, out: torch.Tensor) -> Comparison:
+    wrong = golden != out
+    if golden.is_floating_point():
+        wrong &= ~(golden.isnan() & out.isnan())
+    zero, none = Errors(0.0, 0.0), Limits(0.0, 0.0)
+    if not wrong.any():
+        return Comparison("", zero, none)
+    return _failed("is not exact", golden, out, zero, none, wrong, wrong)
+
+
+def _failed(
+    reason: str,
+    golden: torch.Tensor,
+    out: torch.Tensor,
+    errors: Errors,
+    limits: Limits,
+    shown: torch.Tensor,
+    wrong: torch.Tensor,
+) -> Comparison:
+    at = _first(shown)
+    return Comparison(reason, errors, limits, at, float(golden[at]), float(out[at]), int(wrong.sum()))
+
+
+def _first(mask: torch.Tensor) -> Index:
+    return tuple(int(i) for i in mask.nonzero()[0])

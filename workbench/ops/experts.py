@@ -1,0 +1,228 @@
+"""The routed experts of Kimi K3's latent MoE: their arithmetic, honest and wrong, and their weights.
+
+Weights are in checkpoint order: `w13[e]` has I gate rows, then I up rows, each of L packed E2M1 elements;
+`w2[e]` has L rows of I. Each 32 elements along the last axis share an E8M0 scale. For one token and one
+of its experts
+
+    g, u = W13 x        accumulated wide, not rounded
+    h = bf16(situ(g, u))
+    y = W2 h            accumulated wide; the caller rounds it to bf16
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from workbench.ops import mxfp4
+from workbench.ops.random import fill_bytes, stream
+from workbench.ops.rounding import to_bf16
+from workbench.ops.situ import situ, tanh_of_hardware
+
+SPREAD = (-1, 0, 1, 2)
+"""Exponents that a block's scale may have, relative to the matrix's base scale."""
+_SPREAD_RMS = math.sqrt(sum(4.0**e for e in SPREAD) / len(SPREAD))
+_SPREAD_MEAN = sum(2.0**e for e in SPREAD) / len(SPREAD)
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the experts are computed. The defaults are the golden; each other field is a known mistake or a
+    dtype."""
+
+    dtype: torch.dtype = torch.float64
+    tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+    swap_gate_up: bool = False
+    """Up rows taken for gate rows."""
+    interleaved: bool = False
+    """Rows read as gate_0, up_0, gate_1, ... instead of halves."""
+    scale13: bool = True
+    scale2: bool = True
+    high_nibble_first: bool = False
+    drop_l: int = 0
+    """Elements missing from the end of the sum over L."""
+    drop_i: int = 0
+    """Elements missing from the end of the sum over I."""
+    round_gate_up: bool = False
+    """Gate and up rounded to bf16 before SiTU."""
+    slot_shift: int = 0
+    """Slot k computed with the expert of slot k + shift."""
+    token_shift: int = 0
+    """Token b computed with the experts of token b + shift."""
+
+    def applies(self, axes: Mapping[str, int]) -> bool:
+        """True if the mistake changes anything at these axes."""
+        return (
+            self.drop_l < axes["L"]
+            and self.drop_i < axes["I"]
+            and (not self.slot_shift or axes["K"] > 1)
+            and (not self.token_shift or axes["B"] > 1)
+        )
+
+
+GOLDEN = Recipe()
+BASELINE = Recipe(dtype=torch.float32, tanh=tanh_of_hardware)
+
+MISTAKES: Mapping[str, tuple[str, str, Recipe]] = {
+    "swapped-gate-up": ("swapped-gate-up", "up rows are taken for gate rows", Recipe(swap_gate_up=True)),
+    "interleaved-gate-up": (
+        "swapped-gate-up",
+        "gate and up rows are read as alternating instead of as halves",
+        Recipe(interleaved=True),
+    ),
+    "no-w13-scale": ("missing-scale", "the scales of w13 are not applied", Recipe(scale13=False)),
+    "no-w2-scale": ("missing-scale", "the scales of w2 are not applied", Recipe(scale2=False)),
+    "no-scales": ("missing-scale", "no scale is applied", Recipe(scale13=False, scale2=False)),
+    "next-slot": ("wrong-expert", "each slot uses the expert of the next slot", Recipe(slot_shift=1)),
+    "previous-slot": ("wrong-expert", "each slot uses the expert of the slot before", Recipe(slot_shift=-1)),
+    "next-token": ("wrong-expert", "each token uses the experts of the next token", Recipe(token_shift=1)),
+    "nibble-order": ("nibble-order", "the high nibble is taken first", Recipe(high_nibble_first=True)),
+    "rounded-gate-up": (
+        "wrong-rounding",
+        "gate and up are rounded to bf16 before SiTU",
+        Recipe(round_gate_up=True),
+    ),
+    **{
+        f"dropped-l-{n}": (
+            "dropped-tail",
+            f"the last {n} elements are left out of the sum over L",
+            Recipe(drop_l=n),
+        )
+        for n in (32, 64, 128, 256, 512, 1024, 2048)
+    },
+    **{
+        f"dropped-i-{n}": (
+            "dropped-tail",
+            f"the last {n} elements are left out of the sum over I",
+            Recipe(drop_i=n),
+        )
+        for n in (32, 64, 128, 256)
+    },
+}
+"""Rule, description and recipe of each known mistake, by unique name."""
+
+
+def distinct(ids: torch.Tensor) -> list[int]:
+    """The different values of an integer tensor, ascending."""
+    return sorted(set(ids.flatten().tolist()))
+
+
+def run_experts(
+    inputs: Tensors, latent: torch.Tensor, ids: torch.Tensor, recipe: Recipe = GOLDEN
+) -> torch.Tensor:
+    """Unrounded expert outputs `[B, K, L]` in `recipe.dtype` for latent `[B, L]` and ids `[B, K]`.
+
+    `inputs` holds `w13`, `w13_scale`, `w2`, `w2_scale`; only the experts that `ids` names are touched.
+    """
+    if recipe.slot_shift:
+        ids = ids.roll(-recipe.slot_shift, dims=1)
+    if recipe.token_shift:
+        ids = ids.roll(-recipe.token_shift, dims=0)
+    x = latent.to(recipe.dtype)
+    out = torch.empty(*ids.shape, latent.shape[1], dtype=recipe.dtype)
+    for expert in distinct(ids):
+        tokens, slots = (ids == expert).nonzero(as_tuple=True)
+        out[tokens, slots] = _one_expert(inputs, expert, x[tokens], recipe)
+    return out
+
+
+def _one_expert(inputs: Tensors, expert: int, x: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    w13 = _matrix(inputs, "w13", expert, recipe.scale13, recipe)
+    gate, up = _product(x, w13, recipe.drop_l).chunk(2, dim=-1)
+    if recipe.interleaved:
+        both = torch.cat((gate, up), dim=-1)
+        gate, up = both[..., 0::2], both[..., 1::2]
+    if recipe.swap_gate_up:
+        gate, up = up, gate
+    if recipe.round_gate_up:
+        gate, up = to_bf16(gate).to(recipe.dtype), to_bf16(up).to(recipe.dtype)
+    hidden = to_bf16(situ(gate, up, recipe.tanh)).to(recipe.dtype)
+    return _product(hidden, _matrix(inputs, "w2", expert, recipe.scale2, recipe), recipe.drop_i)
+
+
+def _matrix(inputs: Tensors, name: str, expert: int, scaled: bool, recipe: Recipe) -> torch.Tensor:
+    packed = inputs[name][expert]
+    if recipe.high_nibble_first:
+        packed = (packed >> 4) | (packed << 4)
+    return mxfp4.decode(packed, inputs[f"{name}_scale"][expert] if scaled else None, recipe.dtype)
+
+
+def _product(x: torch.Tensor, w: torch.Tensor, drop: int) -> torch.Tensor:
+    keep = x.shape[-1] - drop
+    return x[..., :keep] @ w[..., :keep].T
+
+
+def base_exponent(terms: int, input_rms: float, output_rms: float) -> int:
+    """Exponent of the base scale with which a random row times an input of `input_rms` has about
+    `output_rms`."""
+    return round(math.log2(output_rms / (input_rms * mxfp4.E2M1_RMS * _SPREAD_RMS * math.sqrt(terms))))
+
+
+def fill_scales(out: torch.Tensor, rng: torch.Generator, base: int) -> None:
+    """Fill E8M0 codes with `2^(base + e)`, e uniform over `SPREAD`."""
+    draw = torch.randint(0, len(SPREAD), out.shape, generator=rng)
+    out.copy_(draw + (mxfp4.SCALE_BIAS + base + SPREAD[0]))
+
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """What the generated weights aim at; all are root mean squares but `gate_mean`."""
+
+    latent: float = 1.0
+    gate: float = 2.0
+    hidden: float = 3.0
+    out: float = 1.0
+    gate_mean: float = 0.0
+    """Mean of the gate accumulators when the latent is about 1 throughout; reached by choosing signs."""
+
+
+def fill_experts(tensors: Tensors, ids: torch.Tensor, seed: int, aim: Magnitudes | None = None) -> None:
+    """Give the experts in `ids` random weights and poison every other one's scales with NaN (0xFF).
+
+    Writes `w13`, `w13_scale`, `w2`, `w2_scale` in place. Packed weights of other experts are not touched,
+    so their pages stay unallocated; their scales are, because a kernel that reads a wrong expert must see
+    NaN.
+    """
+    aim = aim or Magnitudes()
+    w13, w2 = tensors["w13"], tensors["w2"]
+    terms13, terms2 = 2 * w13.shape[-1], 2 * w2.shape[-1]
+    rows_i = w13.shape[1] // 2
+    base13 = base_exponent(terms13, aim.latent, aim.gate)
+    base2 = base_exponent(terms2, aim.hidden, aim.out)
+    tensors["w13_scale"].fill_(mxfp4.NAN_SCALE)
+    tensors["w2_scale"].fill_(mxfp4.NAN_SCALE)
+    for expert in distinct(ids):
+        rng = stream(seed, "expert", str(expert))
+        fill_bytes(w13[expert], rng)
+        fill_bytes(w2[expert], rng)
+        fill_scales(tensors["w13_scale"][expert], rng, base13)
+        fill_scales(tensors["w2_scale"][expert], rng, base2)
+        if aim.gate_mean:
+            step = mxfp4.E2M1_MEAN * _SPREAD_MEAN * 2.0**base13 * terms13 * aim.latent
+            _bias_signs(w13[expert, :rows_i], rng, aim.gate_mean / step)
+
+
+def _bias_signs(packed: torch.Tensor, rng: torch.Generator, excess: float) -> None:
+    """Set signs so that a fraction `(1 + |excess|) / 2` of the elements has the sign of `excess`."""
+    codes = mxfp4.unpack(packed) & 7
+    wanted = torch.rand(codes.shape, generator=rng) < (1 + min(abs(excess), 1.0)) / 2
+    negative = wanted if excess < 0 else ~wanted
+    packed.copy_(mxfp4.pack(codes | (negative.to(torch.uint8) << 3)))
+
+
+def expert_flops(axes: Mapping[str, int]) -> int:
+    """Multiplies and adds of the routed experts for B tokens (weight reuse does not change them)."""
+    return 6 * axes["B"] * axes["K"] * axes["I"] * axes["L"]
+
+
+def expert_bytes(axes: Mapping[str, int]) -> int:
+    """Weight and scale bytes of the distinct experts, expected under uniform routing: `E (1 - (1 -
+    K/E)^B)` of them."""
+    distinct = axes["E"] * (1 - (1 - axes["K"] / axes["E"]) ** axes["B"])
+    elements = 3 * axes["I"] * axes["L"]
+    return round(distinct * (elements // 2 + elements // mxfp4.BLOCK))
