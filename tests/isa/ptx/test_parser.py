@@ -181,7 +181,8 @@ def test_directives_locations_and_sections() -> None:
         HEAD
         + '.file 1 "k.py"\n.file 2 "h.py", 123, 456\n'
         + ".visible .entry k()\n.reqntid 128, 1, 1\n.minnctapersm 2\n.maxnreg 64\n.explicitcluster\n"
-        + '.reqnctapercluster 2, 1, 1\n.pragma "nounroll";\n{\n.reg .b32 %r<3>;\n.loc 1 10 5\nmov.b32 %r1, 0;\n'
+        + '.reqnctapercluster 2, 1, 1\n.pragma "nounroll";\n{\n.reg .b32 %r<3>;\n'
+        + ".loc 1 10 5\nmov.b32 %r1, 0;\n"
         + ".loc 2 20 7, function_name $L__info_string0, inlined_at 1 11 3\nmov.b32 %r2, 1;\n}\n"
         + ".section .debug_abbrev\n{\n.b8 1\n$L__info: .b64 .debug_line\n}\n@@DWARF .byte 1\n"
     )
@@ -237,7 +238,10 @@ def test_calls_with_their_parameter_scope() -> None:
         }
         { .param .b64 param0; call f, (param0); }
         """,
-        before=".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n.func f(.param .b64 q) { ret; }",
+        before=(
+            ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n"
+            ".func f(.param .b64 q) { ret; }"
+        ),
     )
     assert m.declared_functions == ("vprintf", "f")
     calls = [i for i in m.kernels[0].instructions if i.opcode == "call"]
@@ -305,12 +309,13 @@ def test_text_that_ends_early_is_an_error(text: str) -> None:
         parse(text)
 
 
-_WORDS = st.sampled_from(
-    """.version 9.4 .target sm_103a .address_size 64 .visible .entry .func .reg .b32 .pred .param .u64 .ptr .align
-    .global .shared .loc .file .pragma .section .branchtargets .local .const k P a b p %r1 %r <8> { } ( ) [ ] , ; : @ !
-    | + - * / ? < > << mov.b32 ld.global.b32 bra call.uni ret brx.idx setp.eq.s32 0 1 077 0x1F 0f3F800000 1.5 'a' "s"
-    _ WARP_SZ generic = = %tid.x // /* */ \n""".split()
-)
+_SALAD = """
+.version 9.4 .target sm_103a .address_size 64 .visible .entry .func .reg .b32 .pred .param .u64 .ptr .align
+.global .shared .loc .file .pragma .section .branchtargets .local .const k P a b p %r1 %r <8> { } ( ) [ ]
+, ; : @ ! | + - * / ? < > << mov.b32 ld.global.b32 bra call.uni ret brx.idx setp.eq.s32 0 1 077 0x1F
+0f3F800000 1.5 'a' "s" _ WARP_SZ generic = = %tid.x // /* */
+"""
+_WORDS = st.sampled_from(_SALAD.split())
 
 
 @settings(max_examples=400, deadline=None)
