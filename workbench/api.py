@@ -1,0 +1,270 @@
+"""What `import workbench as wb` offers: the whole path from an op's contract to the exported winner.
+
+Every function takes `workspace`; left out, it is the one at or above the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from workbench.errors import UnknownNameError, WorkbenchError
+from workbench.workspace import Workspace
+
+if TYPE_CHECKING:
+    from workbench.agent.events import OnEvent
+    from workbench.agent.run import RunResult
+    from workbench.artifact import Artifact
+    from workbench.cost import Prediction, Roofline
+    from workbench.expressions import Value
+    from workbench.ops.model import Op
+    from workbench.report.documents import ExportDocument, OpDocument
+    from workbench.templates import Template
+    from workbench.verify.report import Report
+    from workbench.verify.verify import Verification
+
+DEFAULT_ARCH = "sm_103a"
+DEFAULT_MACHINE = "gb300"
+
+
+def load_op(name: str, workspace: Workspace | None = None) -> Op:
+    """Load an op's contract; raises UnknownNameError, or ContentError with file and line of what is wrong."""
+    from workbench import ops
+
+    return ops.load_op(_found(workspace), name)
+
+
+def load_template(op: str, name: str, workspace: Workspace | None = None) -> Template:
+    """Read a template without running it; raises UnknownNameError or ContentError."""
+    from workbench import templates
+
+    return templates.load_template(_found(workspace).template(op, name))
+
+
+def describe(op: str, machine: str = DEFAULT_MACHINE, workspace: Workspace | None = None) -> OpDocument:
+    """An op's contract with its workloads, their rooflines on `machine`, and its templates."""
+    from workbench.report.contracts import describe_op
+
+    return describe_op(_found(workspace), op, machine)
+
+
+def default_workload(op: str, workspace: Workspace | None = None) -> str:
+    """Name of the workload that is meant where none is named: the op's first."""
+    return load_op(op, workspace).workloads[0].name
+
+
+def kernel(
+    kernel: str | Path,
+    *,
+    op: str | None = None,
+    workload: str | None = None,
+    knobs: Mapping[str, Value] | None = None,
+    arch: str | None = None,
+    workspace: Workspace | None = None,
+) -> Artifact:
+    """Get a kernel as an artifact: compiled from a template, or read back from where it was exported.
+
+    Args:
+        kernel: name of one of `op`'s templates, path of a template or candidate file (`.py`), or the
+            folder of an exported kernel.
+        op: may be left out where the file says it.
+        workload: by default the op's first.
+        knobs: those left out keep the template's defaults.
+        arch: by default sm_103a.
+
+    Raises:
+        UnknownNameError: for an unknown op, template, workload, knob or arch, with the nearest names.
+        ContentError: if the file is wrong or an exported file is damaged.
+        CompileError: if the kernel does not compile.
+    """
+    where = _found(workspace)
+    path = Path(kernel)
+    if path.is_dir():
+        return _exported(path, op, workload, knobs, arch)
+    if path.suffix == ".py" or path.is_file():
+        template = _candidate(path, op)
+    elif "/" in str(kernel):
+        raise WorkbenchError(f"{kernel}: there is no such file or folder; give a template's name or a path")
+    elif op is None:
+        raise WorkbenchError(
+            f"say of which op {kernel!r} is a template, with --op OP (`workbench ops` lists them)"
+        )
+    else:
+        template = load_template(op, str(kernel), where)
+    return _compiled(template, workload, knobs or {}, arch or DEFAULT_ARCH, where)
+
+
+def compile(  # noqa: A001
+    template: str | Path,
+    *,
+    op: str | None = None,
+    workload: str | None = None,
+    knobs: Mapping[str, Value] | None = None,
+    arch: str = DEFAULT_ARCH,
+    workspace: Workspace | None = None,
+) -> Artifact:
+    """Compile a template or candidate file at one point of its space; see `kernel`."""
+    return kernel(template, op=op, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
+
+
+def simulate(
+    artifact: Artifact, *, level: str = "screen", seed: int = 0, workspace: Workspace | None = None
+) -> Verification:
+    """Run an artifact on the CPU with its op's inputs; returns the checks with the counters of each launch.
+
+    Args:
+        artifact: the compiled kernel.
+        level: `screen` for a first look, `full` for every check there is.
+        seed: of inputs and scheduler.
+        workspace: holds the op's verifier.
+    """
+    from workbench.verify.verify import Level, verify_artifact
+
+    try:
+        chosen = Level(level)
+    except ValueError:
+        raise UnknownNameError("level", level, [str(v.value) for v in Level]) from None
+    return verify_artifact(artifact, load_op(artifact.op, workspace), level=chosen, seed=seed)
+
+
+def verify(
+    artifact: Artifact, *, level: str = "full", seed: int = 0, workspace: Workspace | None = None
+) -> Report:
+    """Check an artifact's numerics, memory accesses and ordering; the arguments are those of `simulate`."""
+    return simulate(artifact, level=level, seed=seed, workspace=workspace).report
+
+
+def predict(artifact: Artifact, verification: Verification, machine: str = DEFAULT_MACHINE) -> Prediction:
+    """Predicted time of a simulated artifact on a machine, with its premises. Nothing is measured."""
+    from workbench import cost
+
+    return cost.predict(artifact, verification.counters, cost.load_machine(machine))
+
+
+def roofline(
+    op: str, workload: str | None = None, machine: str = DEFAULT_MACHINE, workspace: Workspace | None = None
+) -> Roofline:
+    """Least time that an op can take on a machine: compulsory bytes and operations against its limits."""
+    from workbench import cost
+
+    contract = load_op(op, workspace)
+    return cost.roofline(
+        contract, contract.workload(workload or contract.workloads[0].name), cost.load_machine(machine)
+    )
+
+
+def propose(
+    op: str,
+    workload: str | None = None,
+    *,
+    arch: str = DEFAULT_ARCH,
+    machine: str = DEFAULT_MACHINE,
+    seed: int = 0,
+    rounds: int = 4,
+    batch: int = 8,
+    templates: Sequence[str] = (),
+    workers: int | None = None,
+    resume: str | None = None,
+    on_event: OnEvent = lambda event: None,
+    workspace: Workspace | None = None,
+) -> RunResult:
+    """Search for a kernel and export the winner; see `workbench.agent.offline.propose`."""
+    from workbench.agent import offline
+
+    where = _found(workspace)
+    return offline.propose(
+        where,
+        op,
+        workload or default_workload(op, where),
+        arch=arch,
+        machine=machine,
+        seed=seed,
+        rounds=rounds,
+        batch=batch,
+        templates=templates,
+        workers=workers,
+        resume=resume,
+        on_event=on_event,
+    )
+
+
+def export(
+    artifact: Artifact,
+    *,
+    waive: Collection[str] = (),
+    machine: str = DEFAULT_MACHINE,
+    seed: int = 0,
+    workspace: Workspace | None = None,
+) -> ExportDocument:
+    """Verify an artifact in full and write it to generated_kernels/ with its evidence.
+
+    Raises:
+        ExportRefused: if a check failed, or could not decide and `waive` does not name it.
+    """
+    from workbench.export import export_winner, load_manifest
+    from workbench.report.documents import ExportDocument
+
+    where = _found(workspace)
+    verification = simulate(artifact, level="full", seed=seed, workspace=where)
+    prediction = predict(artifact, verification, machine) if verification.counters else None
+    folder = export_winner(where, artifact, verification.report, prediction, waive=waive)
+    manifest = load_manifest(folder)
+    return ExportDocument(
+        folder=folder.relative_to(where.root).as_posix(),
+        key=artifact.key,
+        files=("manifest.json", *manifest.files),
+        waived=tuple(c.name for c in manifest.checks if c.waived),
+    )
+
+
+def _found(workspace: Workspace | None) -> Workspace:
+    return workspace if workspace is not None else Workspace.find()
+
+
+def _candidate(path: Path, op: str | None) -> Template:
+    from workbench import templates
+
+    template = templates.load_template(path)
+    if op is not None and op != template.op:
+        raise WorkbenchError(
+            f"{path} is a template of op {template.op!r}, not of {op!r}; leave --op out or correct it"
+        )
+    return template
+
+
+def _compiled(
+    template: Template, workload: str | None, knobs: Mapping[str, Value], arch: str, workspace: Workspace
+) -> Artifact:
+    from workbench.compile import ArtifactCache, CompileRequest, compile_candidate
+
+    contract = load_op(template.op, workspace)
+    for name in knobs:
+        if name not in template.knobs:
+            raise UnknownNameError("knob", name, template.knobs)
+    chosen = contract.workload(workload or contract.workloads[0].name)
+    point = {**template.default, **knobs}
+    request = CompileRequest.of(contract, chosen, template, point, arch)
+    return compile_candidate(request, ArtifactCache(workspace.cache))
+
+
+def _exported(
+    folder: Path, op: str | None, workload: str | None, knobs: Mapping[str, Value] | None, arch: str | None
+) -> Artifact:
+    from workbench.export import load_exported
+
+    artifact = load_exported(folder).artifact
+    wanted: dict[Literal["op", "workload", "arch"], str | None] = {
+        "op": op,
+        "workload": workload,
+        "arch": arch,
+    }
+    for name, value in wanted.items():
+        if value is not None and value != getattr(artifact, name):
+            raise WorkbenchError(
+                f"{folder} was exported for {name} {getattr(artifact, name)!r}, not {value!r};"
+                f" leave --{name} out"
+            )
+    if knobs:
+        raise WorkbenchError(f"{folder} holds a compiled kernel, whose knobs are fixed; leave --knob out")
+    return artifact

@@ -1,0 +1,39 @@
+"""`workbench audit FILE`: check the memory ordering of compiled code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.shell import DebugOption, JsonOption, QuietOption, Shell, StrictOption, exit_code
+
+
+def command(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="FILE.ptx, FILE.cubin, FILE.py[:NAME] or an exported kernel's folder."
+        ),
+    ],
+    contract: Annotated[
+        Path | None,
+        typer.Option("--contract", metavar="C.toml", help="Launch and buffers of a bare PTX file or cubin."),
+    ] = None,
+    strict: StrictOption = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Check the memory ordering of compiled code: programmatic launches, flags, fences, asynchronous copies.
+
+    Exit code 1 if a finding is an error; under --strict, 3 if something could not be decided.
+    """
+    from workbench import api
+    from workbench.report.tables import print_audit
+
+    shell = Shell(json, quiet, debug)
+    document = api.audit(file, contract=contract)
+    shell.show(document, lambda console: print_audit(document, console))
+    raise typer.Exit(exit_code(api.audit_verdict(document), strict))

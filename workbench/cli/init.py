@@ -1,0 +1,30 @@
+"""`workbench init DIR`: lay out a workspace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.shell import DebugOption, JsonOption, QuietOption, Shell
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to lay the workspace out in.")],
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Lay out a workspace: verifiers, templates, notebooks and empty folders for results."""
+    from workbench.export.layout import lay_out
+
+    shell = Shell(json, quiet, debug)
+    document = lay_out(folder)
+    shell.show(
+        document,
+        lambda console: console.print(
+            f"{len(document.files)} files in {document.folder}; next: cd there and run `workbench ops`",
+            soft_wrap=True,
+        ),
+    )

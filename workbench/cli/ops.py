@@ -1,0 +1,32 @@
+"""`workbench ops [OP]`: the ops, or one op's contract."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from workbench.cli.shell import DebugOption, JsonOption, QuietOption, Shell
+
+
+def command(
+    op: Annotated[str | None, typer.Argument(metavar="[OP]", help="Show this op's contract.")] = None,
+    machine: Annotated[
+        str, typer.Option("--machine", metavar="M", help="Machine of the roofline.")
+    ] = "gb300",
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """The ops of this workspace; with OP, its contract, workloads and roofline."""
+    from workbench.report.contracts import describe_op, list_ops
+    from workbench.report.tables import print_op, print_ops
+
+    shell = Shell(json, quiet, debug)
+    workspace = shell.workspace()
+    if op is None:
+        listing = list_ops(workspace)
+        shell.show(listing, lambda console: print_ops(listing, console))
+    else:
+        contract = describe_op(workspace, op, machine)
+        shell.show(contract, lambda console: print_op(contract, console))
