@@ -115,7 +115,7 @@ class RecordStore:
             statement = statement.where(_RECORDS.c.key == key.hash)
         found: list[Record] = []
         for row in self._rows(statement):
-            stored_key, document = row[0], row[1]
+            stored_key, document = row
             record = _parse(document)
             if record is not None and record.key.hash == stored_key:
                 found.append(record)
@@ -218,7 +218,7 @@ class RecordStore:
                 "it is: export it with the version that wrote it and import the lines here"
             )
 
-    def _rows(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    def _rows(self, statement: sa.Select[Any]) -> Sequence[Any]:
         if not self.path.exists():
             return []
         try:
