@@ -1,6 +1,7 @@
-"""Source to artifact: a fenced child traces the candidate, ptxas assembles it outside, launches are recovered.
+"""Source to artifact: a fenced child traces the candidate, launches are recovered, ptxas assembles outside.
 
-    artifact = compile_candidate(CompileRequest.of(op, "tp8_b1", template, knobs), ArtifactCache(workspace.cache))
+    request = CompileRequest.of(op, "tp8_b1", template, knobs)
+    artifact = compile_candidate(request, ArtifactCache(workspace.cache))
 
 The DSL is imported by the compile server alone; importing this package imports neither cutlass nor torch.
 """

@@ -1,4 +1,4 @@
-"""Artifacts on disk by content key: safe for several processes at once, damage found and mended by compiling again."""
+"""Artifacts on disk by content key: safe for several processes at once, damage found and compiled away."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MAGIC = b"workbench-artifact-1 "
 
 
 class ArtifactCache:
-    """Folder of artifacts. An entry is `<root>/<first two>/<key>.artifact`, its source `<key>.py`, its SASS `<key>.sass`.
+    """Folder of artifacts: `<root>/<first two>/<key>.artifact`, beside it `<key>.py` and `<key>.sass`.
 
-    An entry is written whole or not at all (`workbench.files.write_atomic`), holds a checksum, and is read back only if
-    checksum, schema and key agree. Deleting the folder is always safe.
+    An entry is written whole or not at all (`workbench.files.write_atomic`), holds a checksum, and is read
+    back only if checksum, schema and key agree. Deleting the folder is always safe.
     """
 
     def __init__(self, root: Path) -> None:
@@ -58,7 +58,7 @@ class ArtifactCache:
     def sass(self, artifact: Artifact, disassemble: Callable[[bytes], str]) -> str:
         """SASS text of an artifact's cubin: the stored one, else made by `disassemble(cubin)` and stored."""
         path = self.path(artifact.key).with_suffix(".sass")
-        # The text belongs to these very bytes: a key may outlive a change of the disassembler, not of the cubin.
+        # The text belongs to these very bytes, whatever the key says.
         digest = hashlib.sha256(artifact.cubin).hexdigest().encode()
         data = self._read(path)
         if data is not None and data.startswith(digest):

@@ -11,7 +11,7 @@ from workbench.compile.request import CompileError
 from workbench.isa.cubin import Cubin
 
 MAX_SMEM_BYTES = 232448
-"""Shared memory a CTA may have on sm_90, sm_100 and sm_103 (227 KiB; CUDA programming guide, compute capabilities)."""
+"""Shared memory a CTA may have on sm_90, sm_100, sm_103 (227 KiB, CUDA programming guide)."""
 MAX_THREADS, MAX_BLOCK = 1024, (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_CLUSTER = 16
@@ -80,7 +80,7 @@ def read_ptx_header(ptx: str) -> PtxHeader:
 
 
 def scrub_paths(ptx: str) -> str:
-    """Replace absolute paths of `.file` lines by stable names, so that equal sources give equal bytes anywhere.
+    """Replace absolute paths of `.file` lines by stable names, so that equal sources give equal bytes.
 
     A file of an installed package keeps its path below `site-packages`; any other keeps its name alone.
     """
@@ -106,7 +106,7 @@ def check_launches(launches: Sequence[Launch], ptx: PtxHeader, cubin: Cubin) -> 
     """Check every launch against its PTX entry, the cubin and what the device can do.
 
     Raises:
-        CompileError: `compiler` if launch, PTX and cubin disagree, `user` if the device cannot make the launch.
+        CompileError: `compiler` if launch, PTX and cubin disagree, `user` if no device can make the launch.
     """
     for launch in launches:
         _check_agreement(launch, ptx.entries, cubin)
@@ -156,6 +156,4 @@ def _check_limits(launch: Launch, entry: EntryHeader, cubin: Cubin) -> None:
         refuse(f"takes {smem} bytes of shared memory a CTA; the device has {MAX_SMEM_BYTES}")
     registers = -(-threads // 32) * 32 * -(-kernel.registers // 8) * 8
     if registers > REGISTERS_PER_SM:
-        refuse(
-            f"takes {registers} registers a CTA ({kernel.registers} a thread); the device has {REGISTERS_PER_SM}"
-        )
+        refuse(f"takes {registers} registers a CTA, {kernel.registers} a thread, of {REGISTERS_PER_SM}")

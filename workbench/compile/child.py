@@ -1,7 +1,7 @@
 """The part that runs untrusted code: source text in, PTX and host MLIR out, as plain data.
 
-Runs only in a fork of the compile server, after the fences of `workbench.compile.sandbox` are up. Everything it
-returns is data that the parent validates; the DSL's own cubin is not returned.
+Runs only in a fork of the compile server, after the fences of `workbench.compile.sandbox` are up. Everything
+it returns is data that the parent validates; the DSL's own cubin is not returned.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from typing import Any
 
 SOURCE_NAME = "candidate.py"
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_PREFIX = re.compile(r"^error(\[(?P<code>\w+)\])?: ")
+_REASON = re.compile(r"^.*\berror\b.*$", re.M)
+"""First useful line of a compiler's log."""
+_LONGEST = 20_000
 _CUBIN = re.compile(r"^(\s*llvm\.mlir\.global internal constant @kernels_binary)\(.*$", re.M)
 
 
@@ -28,7 +32,7 @@ class UserError(Exception):
 def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Compile one job in `folder` (the private one); never raises, except for what ends a process.
 
-    `job` has source, arch, axes (with constants), knobs and buffers (name, shape, dtype name in cutlass, align).
+    `job` has source, arch, axes (with constants), knobs and buffers (name, shape, dtype in cutlass, align).
     Returns `{"ok": True, ptx, mlir, function, parameters, warnings, dsl, flavour}` or
     `{"ok": False, kind, message, line, detail}`.
     """
@@ -100,19 +104,31 @@ def _compile(job: dict[str, Any], path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _failure(error: BaseException, path: Path, folder: Path) -> dict[str, Any]:
-    kind, detail = _classify(error)
-    message = _clean(str(error), folder).strip() or type(error).__name__
+    kind, log = _classify(error)
+    text = _clean(_text(error), folder).strip()
+    first = _PREFIX.sub("", text.splitlines()[0]).strip() if text else ""
     if isinstance(error, SystemExit):
-        message = "the source ends the process (SystemExit)"
-    elif kind == "user" and not isinstance(error, UserError) and type(error).__module__ == "builtins":
-        message = f"{type(error).__name__}: {message}"
+        first = "the source ends the process (SystemExit)"
+    elif kind == "compiler" and (reason := _REASON.search(log)):
+        first = f"{first}: {reason.group().strip()}"
+    elif type(error).__module__ == "builtins" or not first:
+        first = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    trace = "".join(traceback.format_tb(error.__traceback__))
     return {
         "ok": False,
         "kind": kind,
-        "message": message[:4000],
+        "message": first[:1000],
         "line": _line(error, path),
-        "detail": _clean(detail or "".join(traceback.format_exception(error)), folder)[-20000:],
+        "detail": _clean(log[-_LONGEST:], folder) or _clean(f"{text}\n{trace[-_LONGEST:]}", folder),
     }
+
+
+def _text(error: BaseException) -> str:
+    """The error's message, however the candidate wrote its `__str__`."""
+    try:
+        return str(error)[:_LONGEST]
+    except Exception:
+        return ""
 
 
 def _classify(error: BaseException) -> tuple[str, str]:

@@ -1,10 +1,10 @@
 """The host function that CuTe DSL emits, as text of MLIR's LLVM dialect, read into a small program.
 
-One operation stands on one line. Only what host code of launches is made of is read; anything else is an error
-that names it, so that a launch list is never a guess. See `workbench.compile.launches` for the interpreter.
+One operation stands on one line. Only what host code of launches is made of is read; anything else is an
+error that names it, so that a launch list is never a guess. `workbench.compile.launches` interprets it.
 
-Values: integers, floats and pointers are Python integers (their bits, unsigned); structs and arrays are tuples;
-`POISON` is an undefined scalar.
+Values: integers, floats and pointers are Python integers (their bits, unsigned); structs and arrays are
+tuples; `POISON` is an undefined scalar.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POISON = None
 Value = Any
 
 
-# Types ---------------------------------------------------------------------------------------------------------
+# Types
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _type(text: str, at: int, depth: int) -> tuple[Type, int]:
         if text[at : at + 1] != "(":
             raise HostCodeError(f"type {text!r} is not understood")
         at += 1
-        fields = []
+        fields: list[Type] = []
         while True:
             rest = re.compile(r"\s*").match(text, at)
             at = rest.end() if rest else at
@@ -192,7 +192,7 @@ def decode(type_: Type, data: bytes) -> Value:
     )
 
 
-# Operations ----------------------------------------------------------------------------------------------------
+# Operations
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,8 @@ _CAST = re.compile(rf"(?: nneg)? (?P<a>{_V})(?: overflow<[^>]*>)?(?: nneg)? : (?
 _ICMP = re.compile(rf' "(?P<predicate>\w+)" (?P<a>{_V}), (?P<b>{_V}) : (?P<type>.+)')
 _SELECT = re.compile(rf" (?P<c>{_V}), (?P<a>{_V}), (?P<b>{_V}) : i1, (?P<type>.+)")
 _GEP = re.compile(
-    rf"(?: inbounds)?(?:\|?\w+)* (?P<base>{_V})\[(?P<indices>[^\]]*)\] : \((?P<types>[^)]*)\) -> (?:!llvm\.ptr(?:<\d+>)?), (?P<type>.+)"
+    rf"(?: inbounds)?(?:\|?\w+)* (?P<base>{_V})\[(?P<indices>[^\]]*)\] : \((?P<types>[^)]*)\)"
+    r" -> (?:!llvm\.ptr(?:<\d+>)?), (?P<type>.+)"
 )
 _LOAD = re.compile(rf" (?P<a>{_V})(?: \{{.*\}})? : !llvm\.ptr(?:<\d+>)? -> (?P<type>.+)")
 _STORE = re.compile(rf" (?P<v>{_V}), (?P<a>{_V})(?: \{{.*\}})? : (?P<type>.+), !llvm\.ptr(?:<\d+>)?")

@@ -1,13 +1,15 @@
 """Which kernels a candidate launches, with what: found by running its host function on made-up addresses.
 
-The final host module says everything a launch has: grid, block, cluster, shared memory, attributes and the bytes
-of each parameter. It is interpreted (loops and all), not matched, twice, each buffer standing at a different address;
-the bytes that differ are the pointers, and each must be `address of a buffer + addend` in both runs.
+The final host module says everything a launch has: grid, block, cluster, shared memory, attributes and the
+bytes of each parameter. It is interpreted (loops and all), not matched; and twice, each buffer standing at a
+different address: the bytes that differ are the pointers, and each must be `address of a buffer + addend` in
+both runs.
 Nothing of the DSL is imported: the text is data from an untrusted child.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 
 from workbench.artifact import BoundBuffer, KernelParam, Launch, Relocation
 from workbench.compile.hostcode import (
+    CASTS,
     POISON,
     Array,
     Function,
@@ -74,12 +77,12 @@ def recover_launches(
         buffers: the buffers, for their sizes.
 
     Raises:
-        CompileError: `compiler` if the host code holds something that is not understood, `user` if it launches nothing,
-            prints an error, depends on addresses, reads device memory, or passes a pointer outside the buffers.
+        CompileError: `compiler` if the host code holds something that is unknown; `user` if it launches nothing,
+            reports an error, depends on addresses, or passes a pointer outside the buffers.
     """
     sizes = {b.name: b.nbytes for b in buffers}
     names = [p for p in parameters if p != "stream"]
-    # Two placements in opposite order, so that no address of one run can be explained by another buffer's in the other.
+    # Two placements in opposite order: no address of one run is explained by another buffer's in the other.
     step = max(_BUFFER_STEP, 1 << (2 * max(sizes.values(), default=1)).bit_length())
     first = {n: step * (i + 1) for i, n in enumerate(names)}
     second = {n: step * (2 * len(names) - i) + (1 << 33) for i, n in enumerate(names)}
@@ -107,8 +110,16 @@ def _merge(
         _relocate(a.kernel, i, x, y, first, second, sizes)
         for i, (x, y) in enumerate(zip(a.params, b.params, strict=True))
     )
-    return Launch(kernel=a.kernel, grid=a.grid, block=a.block, cluster=a.cluster, smem_bytes=a.smem_bytes, pdl=a.pdl,
-                  cooperative=a.cooperative, params=params)  # fmt: skip
+    return Launch(
+        kernel=a.kernel,
+        grid=a.grid,
+        block=a.block,
+        cluster=a.cluster,
+        smem_bytes=a.smem_bytes,
+        pdl=a.pdl,
+        cooperative=a.cooperative,
+        params=params,
+    )
 
 
 def _relocate(
@@ -140,7 +151,7 @@ def _relocate(
 
 
 class _Machine:
-    """Interpreter of one run. Host memory is a stack of allocas; kernel handles live in a table of symbols."""
+    """Interpreter of one run. Host memory is a stack of allocas; kernel handles are symbols."""
 
     def __init__(
         self, module: HostModule, host: Function, parameters: Sequence[str], bases: dict[str, int]
@@ -453,10 +464,13 @@ _ARITHMETIC: dict[str, Callable[[int, int, int], int]] = {
     "intr.smax": lambda a, b, n: max(_signed(a, n), _signed(b, n)),
 }
 _PREDICATES: dict[str, Callable[[int, int], bool]] = {
-    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "slt": lambda a, b: a < b, "sle": lambda a, b: a <= b,
-    "sgt": lambda a, b: a > b, "sge": lambda a, b: a >= b, "ult": lambda a, b: a < b, "ule": lambda a, b: a <= b,
-    "ugt": lambda a, b: a > b, "uge": lambda a, b: a >= b,
-}  # fmt: skip
+    "eq": operator.eq,
+    "ne": operator.ne,
+    **dict.fromkeys(("slt", "ult"), operator.lt),
+    **dict.fromkeys(("sle", "ule"), operator.le),
+    **dict.fromkeys(("sgt", "ugt"), operator.gt),
+    **dict.fromkeys(("sge", "uge"), operator.ge),
+}
 _HANDLERS: dict[str, Callable[[_Machine, Op], Any]] = {
     "mlir.constant": lambda _, op: op.data,
     "mlir.addressof": _Machine._address_of,
@@ -469,6 +483,6 @@ _HANDLERS: dict[str, Callable[[_Machine, Op], Any]] = {
     "extractvalue": _Machine._extract,
     "insertvalue": _Machine._insert,
     "call": _Machine._call,
-    **{name: _Machine._binary for name in _ARITHMETIC},
-    **{name: _Machine._cast for name in ("sext", "zext", "trunc", "ptrtoint", "inttoptr", "bitcast")},
+    **dict.fromkeys(_ARITHMETIC, _Machine._binary),
+    **dict.fromkeys(CASTS, _Machine._cast),
 }

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import resource
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -108,8 +109,15 @@ def assemble(ptx: str, arch: str, flags: Sequence[str], limits: Limits) -> Assem
             ) from e
         command = [str(ptxas), "-arch", arch, *flags, "-v", "kernel.ptx", "-o", "kernel.cubin"]
         environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": folder, "HOME": folder, "LC_ALL": "C"}
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             resource.prlimit(process.pid, resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
             raw, _ = process.communicate(timeout=limits.seconds)
@@ -128,7 +136,7 @@ def assemble(ptx: str, arch: str, flags: Sequence[str], limits: Limits) -> Assem
 
 def _failure(code: int, log: str, limits: Limits) -> CompileError:
     m = _ERROR.search(log)
-    if "bad_alloc" in log or "memory" in (m["text"].lower() if m else "") and "alloc" in log.lower():
+    if "bad_alloc" in log or "Memory allocation failure" in log or code == -signal.SIGKILL:
         return CompileError(
             "memory", f"ptxas is out of memory; limit {limits.memory_bytes >> 20} MiB", detail=log
         )

@@ -130,10 +130,17 @@ class CompileRequest(BaseModel):
         """
         w = op.workload(workload) if isinstance(workload, str) else workload
         return CompileRequest(
-            op=op.name, workload=w.name, axes=dict(w.axes), template=template.name, knobs=dict(knobs), arch=arch,
-            source=template.source, buffers=template.bind(op, w, knobs), constants=dict(op.constants),
+            op=op.name,
+            workload=w.name,
+            axes=dict(w.axes),
+            template=template.name,
+            knobs=dict(knobs),
+            arch=arch,
+            source=template.source,
+            buffers=template.bind(op, w, knobs),
+            constants=dict(op.constants),
             ptxas_flags=ptxas_flags,
-        )  # fmt: skip
+        )
 
     @cached_property
     def source_hash(self) -> str:

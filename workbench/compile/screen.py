@@ -1,7 +1,7 @@
 """First fence: what a candidate's source may say, decided on its syntax tree before anything runs.
 
-An allow-list of imports, and a short list of names and attributes that lead out of the kernel. It stops mistakes and
-plain tricks with a clear line; the sandbox (`workbench.compile.sandbox`) is the fence that holds.
+An allow-list of imports, and a short list of names and attributes that lead out of the kernel. It stops
+mistakes and plain tricks with a clear line; the sandbox (`workbench.compile.sandbox`) is the fence that holds.
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ import ast
 from workbench.compile.request import CompileError
 
 ALLOWED_MODULES = frozenset({
-    "cutlass", "cuda.bindings.driver", "math", "typing", "dataclasses", "functools", "enum", "operator", "itertools",
-    "collections", "collections.abc", "__future__", "abc", "numbers",
+    "__future__", "abc", "collections", "collections.abc", "cuda.bindings.driver", "cutlass", "dataclasses",
+    "enum", "functools", "itertools", "math", "numbers", "operator", "typing",
 })  # fmt: skip
 """Modules that may be imported; `cutlass` with everything below it except what `_CLOSED_MODULES` names."""
 
 _CLOSED_MODULES = ("cutlass.base_dsl", "cutlass.torch", "cutlass.jax", "cutlass.testing", "cutlass.runtime")
 _CLOSED_NAMES = frozenset({
-    "eval", "exec", "compile", "open", "__import__", "input", "breakpoint", "globals", "locals", "vars",
-    "setattr", "delattr", "memoryview", "__builtins__", "__loader__", "__spec__", "exit", "quit", "help", "dir",
+    "eval", "exec", "compile", "open", "input", "breakpoint", "globals", "locals", "vars", "setattr", "delattr",
+    "memoryview", "exit", "quit", "help", "dir",
 })  # fmt: skip
 _OPEN_DUNDERS = frozenset({
-    "__init__", "__call__", "__name__", "__post_init__", "__eq__", "__hash__", "__repr__", "__str__", "__len__",
-    "__getitem__", "__iter__", "__add__", "__sub__", "__mul__", "__future__", "__doc__", "__all__", "__enter__", "__exit__",
-    "__extract_mlir_values__", "__new_from_mlir_values__", "__get_mlir_types__", "__version__", "__slots__", "__lt__",
-    "__le__", "__gt__", "__ge__", "__ne__", "__contains__", "__bool__", "__neg__", "__truediv__", "__floordiv__",
-    "__mod__", "__set_name__", "__annotations__", "__radd__", "__rmul__", "__rsub__",
+    "__init__", "__call__", "__name__", "__post_init__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
+    "__ge__", "__hash__", "__repr__", "__str__", "__bool__", "__len__", "__contains__", "__getitem__", "__iter__",
+    "__next__", "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__neg__", "__radd__",
+    "__rsub__", "__rmul__", "__enter__", "__exit__", "__doc__", "__all__", "__slots__", "__version__",
+    "__annotations__", "__set_name__", "__extract_mlir_values__", "__new_from_mlir_values__",
+    "__get_mlir_types__",
 })  # fmt: skip
 _CLOSED_ATTRIBUTES = frozenset({
-    "gi_frame", "gi_code", "cr_frame", "f_globals", "f_locals", "f_back", "f_builtins", "tb_frame", "func_globals",
-    "func_code", "sys", "os", "subprocess", "ctypes", "importlib", "socket", "threading", "builtins", "inspect",
+    "gi_frame", "gi_code", "cr_frame", "f_globals", "f_locals", "f_back", "f_builtins", "tb_frame", "sys", "os",
+    "func_globals", "func_code", "subprocess", "ctypes", "importlib", "socket", "threading", "builtins", "inspect",
     "modules", "ExecutionEngine", "linecache", "pathlib", "shutil", "tempfile", "multiprocessing", "signal",
 })  # fmt: skip
+_CLOSED_IN_STRINGS = (
+    "__globals__", "__builtins__", "__subclasses__", "__import__", "__class__", "__mro__", "__code__",
+)  # fmt: skip
 MAX_SOURCE_BYTES = 1 << 20
 
 
@@ -78,17 +82,8 @@ def _reason(node: ast.AST) -> str | None:
         case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
             return "asynchronous code is not allowed"
         case ast.Constant(value=str() as text):
-            # Names of dunders in strings serve `"{0.__class__}".format` and the like. Documentation may say "__init__".
-            closed = (
-                "__globals__",
-                "__builtins__",
-                "__subclasses__",
-                "__import__",
-                "__class__",
-                "__mro__",
-                "__code__",
-            )
-            return next((f"the string {c!r} is not allowed" for c in closed if c in text), None)
+            # `"{0.__class__}".format(x)` walks attributes too. Documentation may well say "__init__".
+            return next((f"the string {c!r} is not allowed" for c in _CLOSED_IN_STRINGS if c in text), None)
         case _:
             return None
 

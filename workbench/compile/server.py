@@ -1,15 +1,15 @@
 """The compile server: a trusted process that imported the DSL once and forks one fenced child per job.
 
-The server never runs candidate code and never starts a thread (a fork of a threaded process may deadlock); only
-its forks do, once the fences are up. It reads jobs from its standard input and answers on its standard output,
-one at a time:
+The server never runs candidate code and never starts a thread (a fork of a threaded process may deadlock);
+only its forks do, once the fences are up. It reads jobs from its standard input and answers on its standard
+output, one at a time:
 
     job     8 bytes big-endian length, JSON {"job": ..., "limits": ..., "nonce": ...}
     answer  8 bytes length, JSON {"status", "signal", "code", "seconds", "rss_bytes", "fences", "log"},
             8 bytes length, the child's bytes (empty unless status is "answer")
 
-It ends, and kills the running child, when its standard input closes, which is what happens when the process that
-started it dies.
+It ends, and kills the running child, when its standard input closes, which is what happens when the process
+that started it dies.
 """
 
 from __future__ import annotations

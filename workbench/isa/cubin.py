@@ -152,8 +152,17 @@ def _kernel(data: bytes, name: str, text: _Section, sections: dict[str, _Section
     if name not in registers:
         raise CubinError(f"the cubin does not say how many registers {name} takes")
     shared = sections.get(f".nv.shared.{name}")
-    return CubinKernel(name, registers[name], shared.size if shared else 0, frames.get(name, 0),
-                       tuple(sorted(params, key=lambda p: p.index)), text.size, block, max_threads, cluster)  # fmt: skip
+    return CubinKernel(
+        name=name,
+        registers=registers[name],
+        static_smem=shared.size if shared else 0,
+        frame_bytes=frames.get(name, 0),
+        params=tuple(sorted(params, key=lambda p: p.index)),
+        code_bytes=text.size,
+        block=block,
+        max_threads=max_threads,
+        cluster=cluster,
+    )
 
 
 def _symbols(data: bytes, sections: list[_Section]) -> dict[int, str]:
