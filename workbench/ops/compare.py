@@ -3,10 +3,11 @@ scale."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workbench.ops.model import Tolerance
+from workbench.ops.model import Op, Tensors, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,29 @@ class Errors:
 
 
 @dataclass(frozen=True)
+class Standard:
+    """What one set of inputs is judged by."""
+
+    golden: Tensors
+    honest: Mapping[str, Errors]
+    """By output: the largest error of the baseline and of the op's other honest computations."""
+
+
+def standard_of(op: Op, inputs: Tensors, axes: Mapping[str, int]) -> Standard:
+    """Compute golden and the honest computations' errors. `inputs` holds the state as it is before the op."""
+    golden = op.reference(inputs, axes)
+    honest = [run(inputs, axes) for run in (op.baseline, *op.honest)]
+    return Standard(
+        golden, {b.name: _largest(golden[b.name], [h[b.name] for h in honest]) for b in op.outputs}
+    )
+
+
+def _largest(golden: torch.Tensor, outputs: list[torch.Tensor]) -> Errors:
+    errors = [measure(golden, out) for out in outputs]
+    return Errors(max(e.rms for e in errors), max(e.worst for e in errors))
+
+
+@dataclass(frozen=True)
 class Limits:
     """What the two measures may reach."""
 
@@ -31,12 +55,12 @@ class Limits:
     worst: float
 
     @staticmethod
-    def of(tolerance: Tolerance, baseline: Errors) -> Limits:
-        """`factor` times the honest baseline's own error, at least the floors, at most the caps."""
+    def of(tolerance: Tolerance, honest: Errors) -> Limits:
+        """`factor` times the honest computations' own error, at least the floors, at most the caps."""
         t = tolerance
         return Limits(
-            min(max(t.floor_rms, t.factor * baseline.rms), t.cap_rms),
-            min(max(t.floor_worst, t.factor * baseline.worst), t.cap_worst),
+            min(max(t.floor_rms, t.factor * honest.rms), t.cap_rms),
+            min(max(t.floor_worst, t.factor * honest.worst), t.cap_worst),
         )
 
 
@@ -86,10 +110,8 @@ def measure(golden: torch.Tensor, out: torch.Tensor) -> Errors:
     )
 
 
-def compare(
-    golden: torch.Tensor, out: torch.Tensor, tolerance: Tolerance, baseline: torch.Tensor
-) -> Comparison:
-    """Judge `out` against `golden` (float64 or exact integers) of the same shape, by the error of `baseline`.
+def compare(golden: torch.Tensor, out: torch.Tensor, tolerance: Tolerance, honest: Errors) -> Comparison:
+    """Judge `out` against `golden` (float64 or exact integers) by the error that honest computations have.
 
     A NaN passes only where golden is NaN; an infinity only where golden is the same infinity and the
     tolerance allows it.
@@ -99,7 +121,7 @@ def compare(
         return Comparison(reason, Errors(0.0, 0.0), Limits(0.0, 0.0))
     if tolerance.exact:
         return _compare_exactly(golden, out)
-    limits = Limits.of(tolerance, measure(golden, baseline))
+    limits = Limits.of(tolerance, honest)
     errors = measure(golden, out)
     strange = wrong_class(golden, out, tolerance.allow_inf)
     beyond = strange | _beyond(golden, out, limits.worst)

@@ -20,7 +20,7 @@ import torch
 from workbench.ops import mxfp4
 from workbench.ops.random import fill_bytes, stream
 from workbench.ops.rounding import to_bf16
-from workbench.ops.situ import situ, tanh_of_hardware
+from workbench.ops.situ import situ, tanh_high, tanh_low
 
 SPREAD = (-1, 0, 1, 2)
 """Exponents that a block's scale may have, relative to the matrix's base scale."""
@@ -66,7 +66,8 @@ class Recipe:
 
 
 GOLDEN = Recipe()
-BASELINE = Recipe(dtype=torch.float32, tanh=tanh_of_hardware)
+BASELINE = Recipe(dtype=torch.float32, tanh=tanh_low)
+HIGH = Recipe(dtype=torch.float32, tanh=tanh_high)
 
 MISTAKES: Mapping[str, tuple[str, str, Recipe]] = {
     "swapped-gate-up": ("swapped-gate-up", "up rows are taken for gate rows", Recipe(swap_gate_up=True)),
@@ -179,6 +180,18 @@ class Magnitudes:
     out: float = 1.0
     gate_mean: float = 0.0
     """Mean of the gate accumulators when the latent is about 1 throughout; reached by choosing signs."""
+
+
+def negative_gates(terms: int) -> Magnitudes:
+    """Aim at gates about -20 for a latent of `terms` elements near 1.
+
+    There sigmoid(g) is e^g, so an absolute error of a gate is a relative error of the output: rounding a
+    gate to bf16 (steps of 1/8) costs 3 %, while `tanh.approx` still costs 2^-11. Gates of short rows must
+    scatter more to get there.
+    """
+    mean = -20.0
+    scatter = max(1.0, -mean / (0.6 * math.sqrt(terms)))
+    return Magnitudes(gate=scatter, hidden=4 * math.exp(mean + 2 * scatter), gate_mean=mean)
 
 
 def fill_experts(tensors: Tensors, ids: torch.Tensor, seed: int, aim: Magnitudes | None = None) -> None:

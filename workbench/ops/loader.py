@@ -11,13 +11,13 @@ import hashlib
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.errors import ContentError
-from workbench.ops.model import Fault, Op, Tensors, Workload, storage_shape
+from workbench.ops.model import Fault, Op, Reference, Tensors, Workload, storage_shape
 from workbench.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class _Loading:
             )
 
     def _check_behaviour(self, op: Op, w: Workload) -> None:
-        from workbench.ops.compare import compare
+        from workbench.ops.compare import compare, standard_of
         from workbench.ops.trivial import accepted_trivial, zero_inputs
 
         storage = zero_inputs(op, w.axes)
@@ -160,24 +160,23 @@ class _Loading:
             self._check(b.name in given, f"generator 'ordinary' returns no {b.name!r}")
             same = given[b.name].data_ptr() == storage[b.name].data_ptr()
             self._check(same, f"generator 'ordinary' returns a {b.name!r} that it did not get from allocate")
-        inputs = {k: v.clone() for k, v in storage.items()}
-        golden = self._outputs(op, w, "reference", lambda: op.reference(storage, w.axes))
-        baseline = self._outputs(op, w, "baseline", lambda: op.baseline(storage, w.axes))
-        for name, before in inputs.items():
-            unchanged = bool((before.view(-1).view(_bytes()) == storage[name].view(-1).view(_bytes())).all())
-            self._check(unchanged, f"the reference or the baseline changes its input {name!r}")
+        before = {k: v.clone() for k, v in storage.items()}
+        golden = self._outputs(op, w, "reference", op.reference, storage)
+        honest = [self._outputs(op, w, "baseline", run, storage) for run in (op.baseline, *op.honest)]
+        for name, kept in before.items():
+            self._check(_same_bytes(kept, storage[name]), f"the reference or the baseline changes {name!r}")
+        standard = standard_of(op, storage, w.axes)
         for b in op.outputs:
-            outcome = compare(golden[b.name], baseline[b.name], op.tolerances[b.name], baseline[b.name])
-            self._check(outcome.passed, f"the op's own baseline is refused: {b.name!r} {outcome.reason}")
-        trivial = accepted_trivial(op, w.axes, storage, golden, baseline)
+            for out in honest:
+                outcome = compare(golden[b.name], out[b.name], op.tolerances[b.name], standard.honest[b.name])
+                self._check(outcome.passed, f"the op's own baseline is refused: {b.name!r} {outcome.reason}")
+        trivial = accepted_trivial(op, w.axes, storage, standard)
         self._check(trivial is None, f"the tolerance is too loose: {trivial} at workload {w.name!r}")
 
-    def _outputs(
-        self, op: Op, w: Workload, what: str, call: Callable[[], Tensors]
-    ) -> Mapping[str, torch.Tensor]:
+    def _outputs(self, op: Op, w: Workload, what: str, run: Reference, inputs: Tensors) -> Tensors:
         import torch
 
-        out = self._guard(what, call)
+        out = self._guard(what, lambda: run(inputs, w.axes))
         for b in op.outputs:
             self._check(b.name in out, f"the {what} returns no {b.name!r}")
             shape, wanted = tuple(out[b.name].shape), b.resolve(w.axes)
@@ -190,7 +189,7 @@ class _Loading:
         return out
 
 
-def _bytes() -> torch.dtype:
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     import torch
 
-    return torch.uint8
+    return bool((a.view(-1).view(torch.uint8) == b.view(-1).view(torch.uint8)).all())

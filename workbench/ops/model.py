@@ -175,6 +175,9 @@ class Op:
     """Bytes that must cross the memory interface: weights touched once plus inputs and outputs."""
     constants: Mapping[str, int | float] = field(default_factory=dict)
     """Constants of the contract that templates may read (eps, betas, ...)."""
+    honest: tuple[Reference, ...] = ()
+    """Further computations that an honest kernel may make; the tolerance is set by the worst of them and
+    `baseline`."""
     faults: Mapping[str, Fault] = field(default_factory=dict)
     """Known mistakes by unique name; compared with a result only after it was refused."""
 
