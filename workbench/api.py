@@ -155,7 +155,7 @@ def roofline(
 
 
 def propose(
-    op: str,
+    op: str | None = None,
     workload: str | None = None,
     *,
     arch: str = DEFAULT_ARCH,
@@ -169,14 +169,38 @@ def propose(
     on_event: OnEvent = lambda event: None,
     workspace: Workspace | None = None,
 ) -> RunResult:
-    """Search for a kernel and export the winner; see `workbench.agent.offline.propose`."""
+    """Search for a kernel and export the winner with its evidence.
+
+    Args:
+        op: what to find a kernel for; left out only with `resume`.
+        workload: by default the op's first.
+        arch: target of the compiler.
+        machine: description that times are predicted for.
+        seed: same seed, same winner.
+        rounds: rounds of the search.
+        batch: candidates a round.
+        templates: names of the templates to draw from; empty for all of the op's.
+        workers: evaluation processes; by default one a core, at most eight.
+        resume: id of an interrupted run to continue with its own settings.
+        on_event: is told what happens, see `workbench.agent.events`.
+        workspace: holds verifiers and templates and receives the winner.
+
+    Raises:
+        WorkbenchError: for an unknown name, or if nothing can be searched or written.
+    """
     from workbench.agent import offline
 
     where = _found(workspace)
+    if resume is None:
+        if op is None:
+            raise WorkbenchError(
+                "name the op to propose for (`workbench ops` lists them), or a run to resume"
+            )
+        workload = workload or default_workload(op, where)
     return offline.propose(
         where,
-        op,
-        workload or default_workload(op, where),
+        op or "",
+        workload or "",
         arch=arch,
         machine=machine,
         seed=seed,
@@ -187,6 +211,48 @@ def propose(
         resume=resume,
         on_event=on_event,
     )
+
+
+def tune(
+    op: str,
+    template: str | None = None,
+    workload: str | None = None,
+    *,
+    trials: int = 32,
+    arch: str = DEFAULT_ARCH,
+    machine: str = DEFAULT_MACHINE,
+    seed: int = 0,
+    workers: int | None = None,
+    on_event: OnEvent = lambda event: None,
+    workspace: Workspace | None = None,
+) -> RunResult:
+    """Search the knobs of one template, or of all of an op's, at one workload; exports nothing.
+
+    The arguments are those of `propose`; `trials` is the number of points to evaluate.
+    """
+    from workbench.agent import offline
+
+    where = _found(workspace)
+    batch = _batch(trials)
+    return offline.propose(
+        where,
+        op,
+        workload or default_workload(op, where),
+        arch=arch,
+        machine=machine,
+        seed=seed,
+        rounds=trials // batch,
+        batch=batch,
+        templates=() if template is None else (template,),
+        workers=workers,
+        on_event=on_event,
+        export=False,
+    )
+
+
+def _batch(trials: int) -> int:
+    """The largest round of at most eight trials that divides their number."""
+    return max(size for size in range(1, 9) if trials % size == 0)
 
 
 def export(

@@ -93,12 +93,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _usage(error: typer.TyperException) -> int:
     format_message = getattr(error, "format_message", None)
     message = format_message() if format_message is not None else str(error)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return Exit.GOOD
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "workbench"
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(message, file=sys.stderr)
-    else:
-        complain(f"{message.rstrip('.')}; see `{where} --help`")
+    complain(f"{message.rstrip('.')}; see `{where} --help`")
     return Exit.UNUSABLE
 
 

@@ -26,7 +26,7 @@ def command(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Check the memory ordering of compiled code: programmatic launches, flags, fences, asynchronous copies.
+    """Check the memory ordering of compiled code.
 
     Exit code 1 if a finding is an error; under --strict, 3 if something could not be decided.
     """

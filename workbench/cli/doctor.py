@@ -8,7 +8,7 @@ from workbench.cli.shell import DebugOption, Exit, JsonOption, QuietOption, Shel
 
 
 def command(json: JsonOption = False, quiet: QuietOption = False, debug: DebugOption = False) -> None:
-    """What this machine can do: compile, disassemble, simulate, measure."""
+    """Say what this machine can do and what it lacks."""
     from workbench.report.doctor import examine
     from workbench.report.tables import print_doctor
 

@@ -39,7 +39,7 @@ def command(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Verify a kernel in full and write it to generated_kernels/ with its evidence.
+    """Verify a kernel in full and write it out with its evidence.
 
     A kernel that fails a check is refused; one that a check could not decide needs --waive CHECK.
     """

@@ -16,7 +16,7 @@ def command(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Lay out a workspace: verifiers, templates, notebooks and empty folders for results."""
+    """Lay out a new workspace in DIR; nothing is overwritten."""
     from workbench.export.layout import lay_out
 
     shell = Shell(json, quiet, debug)

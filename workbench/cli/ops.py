@@ -18,7 +18,7 @@ def command(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """The ops of this workspace; with OP, its contract, workloads and roofline."""
+    """List the ops, or show one op's contract and rooflines."""
     from workbench.report.contracts import describe_op, list_ops
     from workbench.report.tables import print_op, print_ops
 

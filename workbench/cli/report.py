@@ -26,7 +26,10 @@ def command(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """The runs of this workspace; with RUN, its candidates, its winner and why the others were refused."""
+    """List the runs, or show one with all its candidates.
+
+    With --to, a self-contained report is written as HTML or Markdown.
+    """
     from workbench.report import runs
     from workbench.report.documents import json_schema
     from workbench.report.tables import print_run, print_runs

@@ -40,7 +40,7 @@ def command(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Check a kernel's numerics, memory accesses and ordering against its op's contract.
+    """Check a kernel's numerics, memory accesses and ordering.
 
     Exit code 1 if a check fails; under --strict, 3 if one could not decide.
     """

@@ -97,14 +97,14 @@ def _probes() -> Iterator[Probe]:
     yield Probe("Python", _python, fix="use Python 3.11 or newer")
     yield Probe("CuTe DSL", _dsl, fix=_INSTALL)
     yield Probe("ptxas", _ptxas, fix="pip install nvidia-cuda-nvcc")
+    yield Probe("sandbox", _sandbox, "warning")
+    yield Probe("compile", _compiles, fix="see the lines above")
     yield Probe(
         "nvdisasm",
         _nvdisasm,
         "warning",
         fix="pip install nvidia-cuda-nvdisasm; without it SASS order is unknown",
     )
-    yield Probe("sandbox", _sandbox, "warning")
-    yield Probe("compile", _compiles, fix="see the lines above")
     yield Probe("NumPy", lambda: _versions("numpy", "ml_dtypes"), fix=_INSTALL)
     yield Probe("PyTorch", lambda: _versions("torch"), fix=_INSTALL)
     yield Probe("simulate", _simulates, fix="see the lines above")
@@ -159,9 +159,11 @@ def _ptxas() -> str:
 
 
 def _nvdisasm() -> str:
-    from workbench.isa.sass import find_nvdisasm
+    from workbench.isa.sass import disassemble
 
-    return _first_line(find_nvdisasm())
+    if "EXIT" not in disassemble(_probe().cubin):
+        raise Absent("the probe kernel's cubin does not disassemble to anything known")
+    return metadata.version("nvidia-cuda-nvdisasm")
 
 
 def _compiles() -> str:
