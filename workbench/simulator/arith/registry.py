@@ -43,6 +43,7 @@ Subnormals
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -64,7 +65,9 @@ __all__ = [
 ]
 
 Key = tuple[str, int, int]
-"""Instruction name, number of destinations, number of sources."""
+"""Instruction name in a normal order of modifiers, number of destinations, number of sources."""
+
+_TYPE = re.compile(r"(b|s|u|f|bf|tf)\d+(x\d)?|pred|ue8m0x2|e\dm\dx\d")
 
 
 def quiet() -> Any:
@@ -92,9 +95,9 @@ def _all_sources(instruction: Instruction) -> tuple[Operand, ...]:
 def sources(instruction: Instruction) -> tuple[Operand, ...]:
     """Return the source operands that go with `Semantics.operands`: vectors taken apart, folded immediates left out."""
     flat = _all_sources(instruction)
-    form = _table().get((instruction.name, len(destinations(instruction)), len(flat)))
-    if form is not None and form.specialise is not None and isinstance(flat[-1], Imm):
-        return flat[:-1]
+    form = _find(instruction, flat)
+    if form is not None and form.immediate is not None and isinstance(flat[form.immediate], Imm):
+        return flat[: form.immediate] + flat[form.immediate + 1 :]
     return flat
 
 
@@ -103,13 +106,13 @@ def lookup(instruction: Instruction) -> Semantics | None:
     if not instruction.operands:
         return None
     flat = _all_sources(instruction)
-    form = _table().get((instruction.name, len(destinations(instruction)), len(flat)))
+    form = _find(instruction, flat)
     if form is None:
         return None
-    if form.specialise is not None:
-        last = flat[-1]
-        if isinstance(last, Imm):
-            return form.specialise(last.value)
+    if form.specialise is not None and form.immediate is not None:
+        constant = flat[form.immediate]
+        if isinstance(constant, Imm):
+            return form.specialise(constant.value)
         if form.immediate_required:
             return None
     return form.semantics
@@ -120,10 +123,23 @@ def forms() -> tuple[Form, ...]:
     return tuple(_table().values())
 
 
+@cache
+def _normal(name: str) -> str:
+    """Sort the modifiers that are not types: the assembler takes them in any order."""
+    opcode, *modifiers = name.split(".")
+    types = [m for m in modifiers if _TYPE.fullmatch(m)]
+    flags = sorted(m for m in modifiers if not _TYPE.fullmatch(m))
+    return ".".join((opcode, *flags, *types))
+
+
 def _key(text: str) -> Key:
     name, _, rest = text.partition(" ")
-    first, *others = rest.replace("{", "").replace("}", "").split(",")
-    return name, first.count("|") + 1, len(others)
+    first, *others = rest.split(",")
+    return _normal(name), first.count("|") + 1, len(others)
+
+
+def _find(instruction: Instruction, flat: tuple[Operand, ...]) -> Form | None:
+    return _table().get((_normal(instruction.name), len(destinations(instruction)), len(flat)))
 
 
 @cache
@@ -139,4 +155,6 @@ def _table() -> dict[Key, Form]:
 
 
 def _modules() -> tuple[Any, ...]:
-    return ()
+    from workbench.simulator.arith import compare_forms, convert_forms, float_forms, integer_forms
+
+    return (integer_forms, float_forms, compare_forms, convert_forms)

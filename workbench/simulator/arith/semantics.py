@@ -57,21 +57,26 @@ class Form:
     """A registered instruction form."""
 
     text: str
-    """An example as PTX, without semicolon: `setp.lt.and.f32 d|p, a, b, c`. Constants stand where PTX wants an
-    immediate that the function is specialised on."""
+    """An example as PTX, without semicolon: `setp.lt.and.f32 d|p, a, b, c`. A number stands where PTX wants an
+    immediate on which the function is specialised."""
     semantics: Semantics
+    operand_types: tuple[str, ...]
+    """PTX types of the operands (`b32`, `s16`, `bf16x2`, ...), in the order of `Semantics.operands`."""
+    result_types: tuple[str, ...]
     specialise: Callable[[int], Semantics] | None = None
-    """For forms whose last operand is an immediate: the semantics for a value of it; that operand then is not among
-    `Semantics.operands`."""
+    """For forms with an operand that is or may be an immediate: the semantics for a value of it. That operand then is
+    not among `Semantics.operands`."""
+    immediate: int | None = None
+    """Index of that operand among the sources."""
     immediate_required: bool = False
-    """The last operand can only be an immediate (lop3); else registers are served by `semantics`."""
+    """That operand can only be an immediate (lop3); else registers are served by `semantics`."""
 
 
 def canonicalise_f32(array: Array) -> Array:
     """Return `array` (float32, any shape) with every NaN replaced by the PTX canonical NaN 0x7fffffff.
 
-    PTX ISA 9.7.3: "single-precision instructions that generate NaN return the canonical 0x7fffffff". The input itself
-    is returned when it holds no NaN.
+    The ISA (9.7.3) says "an unspecified NaN"; 0x7fffffff is what NVIDIA GPUs return. The input itself is returned when
+    it holds no NaN.
     """
     nan = np.isnan(array)
     if not nan.any():

@@ -1,0 +1,144 @@
+"""float32 arithmetic with the rounding modes of PTX (ISA 9.7.3), element functions only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workbench.simulator.arith.rounding import F32_MIN_NORMAL, f64_to_f32, odd_sum
+from workbench.simulator.arith.semantics import Array
+
+_LOW29 = np.uint64(0x1FFFFFFF)
+_HALFWAY = np.uint64(0x10000000)
+_TINY = np.float32(F32_MIN_NORMAL)
+
+
+def saturate(x: Array) -> Array:
+    """Clamp to [0, 1]; NaN and -0 give +0."""
+    clamped = np.minimum(np.fmax(x, np.float32(0)), np.float32(1))
+    # fmax may keep -0; adding +0 does not change anything else.
+    return clamped + np.float32(0)
+
+
+def _zero_sign_rm(total: Array, x: Array, y: Array) -> Array:
+    """Give an exactly zero sum the sign that rounding down asks for: -0 unless both addends are +0 (IEEE 754, 6.3)."""
+    zero = total == 0
+    if not zero.any():
+        return total
+    minus = zero & (np.signbit(x) | np.signbit(y))
+    return np.where(minus, np.copysign(total, total.dtype.type(-1)), total)
+
+
+def add(a: Array, b: Array, mode: str = "rn") -> Array:
+    """float32 `a + b`."""
+    if mode == "rn":
+        return a + b
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    total = odd_sum(x, y)
+    if mode == "rm":
+        total = _zero_sign_rm(total, x, y)
+    return f64_to_f32(total, mode)
+
+
+def mul(a: Array, b: Array, mode: str = "rn") -> Array:
+    """float32 `a * b`; the float64 product is exact (48 bits)."""
+    if mode == "rn":
+        return a * b
+    return f64_to_f32(np.multiply(a, b, dtype=np.float64), mode)
+
+
+def fma(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
+    """float32 `a * b + c`, rounded once."""
+    if mode == "rn":
+        return fma_rn(a, b, c)
+    product = np.multiply(a, b, dtype=np.float64)
+    addend = c.astype(np.float64)
+    total = odd_sum(product, addend)
+    if mode == "rm":
+        total = _zero_sign_rm(total, product, addend)
+    return f64_to_f32(total, mode)
+
+
+def fma_rn(a: Array, b: Array, c: Array) -> Array:
+    """float32 `a * b + c` rounded once to nearest.
+
+    The float64 product is exact, so only the two roundings of the sum (to 53, then to 24 bits) can differ from one. They
+    can only where the 53-bit sum sits exactly halfway between two float32 numbers, or where float32's precision is less
+    than 24 bits (subnormal results): those lanes are done again with rounding to odd.
+    """
+    total = np.multiply(a, b, dtype=np.float64) + c
+    result = total.astype(np.float32)
+    doubtful = (total.view(np.uint64) & _LOW29) == _HALFWAY
+    small = np.abs(result) <= _TINY
+    if small.any():
+        doubtful |= small & (total != 0)  # an exact zero, common in real data, is not doubtful
+    if doubtful.any():
+        index = np.nonzero(doubtful)
+        x, y, z = (np.broadcast_to(v, doubtful.shape)[index] for v in (a, b, c))
+        again = odd_sum(np.multiply(x, y, dtype=np.float64), z.astype(np.float64))
+        result[index] = again.astype(np.float32)
+    return result
+
+
+def fma_rn_narrow(a: Array, b: Array, c: Array) -> Array:
+    """`fma_rn` for factors whose significands have at most 24 bits together.
+
+    The float32 product then is exact unless it overflows or underflows; the floating-point status flags, which NumPy
+    reads after every operation anyway, tell.
+    """
+    try:
+        with np.errstate(over="raise", under="raise"):
+            return a * b + c
+    except FloatingPointError:
+        return fma_rn(a, b, c)
+
+
+def div(a: Array, b: Array, mode: str = "rn") -> Array:
+    """float32 `a / b`."""
+    quotient = a / b
+    if mode == "rn":
+        return quotient
+    # Exact: quotient * b has 48 bits and lies within a unit of the last place of a.
+    x, y, q = a.astype(np.float64), b.astype(np.float64), quotient.astype(np.float64)
+    rest = x - q * y
+    above = (rest > 0) == (y > 0)
+    nudged = np.nextafter(q, np.where(above, np.inf, -np.inf))
+    # An infinite quotient of finite numbers is an overflow: any finite value past float32's range stands for it.
+    overflow = np.isinf(q) & np.isfinite(x) & (y != 0)
+    exact = (rest == 0) | np.isnan(rest)
+    nudged = np.where(overflow, np.copysign(2.0**200, q), np.where(exact, q, nudged))
+    # A quotient that underflowed to zero must keep its sign while it steps away from it.
+    return np.copysign(f64_to_f32(nudged, mode), quotient)
+
+
+def sqrt(a: Array, mode: str = "rn") -> Array:
+    """float32 square root; negative numbers give NaN, -0 gives -0."""
+    root = np.sqrt(a)
+    if mode == "rn":
+        return root
+    r = root.astype(np.float64)
+    rest = a.astype(np.float64) - r * r
+    nudged = np.nextafter(r, np.where(rest > 0, np.inf, -np.inf))
+    return f64_to_f32(np.where((rest == 0) | ~np.isfinite(rest), r, nudged), mode)
+
+
+def minimum(a: Array, b: Array, *, nan: bool = False) -> Array:
+    """Smaller of two float32 or float64, -0 below +0; a NaN operand is dropped, or wins with `nan`."""
+    picked = np.minimum(a, b) if nan else np.fmin(a, b)
+    return _settle_zeros(picked, a, b, smaller=True)
+
+
+def maximum(a: Array, b: Array, *, nan: bool = False) -> Array:
+    """Larger of two float32 or float64, +0 above -0; a NaN operand is dropped, or wins with `nan`."""
+    picked = np.maximum(a, b) if nan else np.fmax(a, b)
+    return _settle_zeros(picked, a, b, smaller=False)
+
+
+def _settle_zeros(picked: Array, a: Array, b: Array, *, smaller: bool) -> Array:
+    """Fix the sign where +0 met -0, which NumPy orders by operand position."""
+    zero = picked == 0
+    if not zero.any():
+        return picked
+    pair = (a == 0) & (b == 0) & zero
+    negative = np.signbit(a) | np.signbit(b) if smaller else np.signbit(a) & np.signbit(b)
+    one = picked.dtype.type(1)
+    return np.where(pair, np.copysign(picked, np.where(negative, -one, one)), picked)
