@@ -71,17 +71,16 @@ TEMPLATE = {
         "decode == 'cvt' or math == 'f32'",
         # gate_up: whole row blocks, whole flights, four words a row and piece in registers.
         "I % (threads // lanes * rows) == 0",
-        "(L // 32 + lanes - 1) // lanes % flight == 0",
-        "2 * rows * flight <= 16",
+        "(L // 32 + lanes - 1) // lanes % min(flight, (L // 32 + lanes - 1) // lanes) == 0",
+        "2 * rows * min(flight, (L // 32 + lanes - 1) // lanes) <= 16",
         # down: whole row blocks; fused, the warps share out the slots.
         "L % (8 * down_rows * (1 if combine == 'fused' else down_warps)) == 0",
-        "combine == 'separate' or K % down_warps == 0",
-        "combine == 'separate' or (I // 32 + 3) // 4 * down_rows * (K // down_warps) <= 16",
+        "combine == 'separate' or K % min(down_warps, K) == 0",
+        "combine == 'separate' or (I // 32 + 3) // 4 * down_rows * (K // min(down_warps, K)) <= 16",
         # front: router and down-projection rows in different CTAs, the weights of a warp in registers.
         "E % (threads // (32 * front_split) * front_rows) == 0",
         "D % (threads // (32 * front_split) * front_rows) == 0",
         "(H // 8 + 32 * front_split - 1) // (32 * front_split) * front_rows <= 16",
-        "(front_split - 1) * 256 < H",
         "L % 32 == 0 and I % 32 == 0 and H % 8 == 0 and K <= 16 and K <= E",
     ],
     "scratch": {
@@ -191,8 +190,8 @@ class Piece:
                 read_only_args=[code],
             )
         bits = code << Uint32(23)
-        bits = cutlass.select_(code == Uint32(0), Uint32(0x00400000), bits)
-        bits = cutlass.select_(code == Uint32(255), Uint32(0x7FC00000), bits)
+        bits = Uint32(cutlass.select_(code == Uint32(0), Uint32(0x00400000), bits))
+        bits = Uint32(cutlass.select_(code == Uint32(255), Uint32(0x7FC00000), bits))
         return bits.bitcast(Float32)
 
 
@@ -224,8 +223,8 @@ class Rows:
     def __init__(self, depth, lanes, flight, piece):
         self.pieces = depth // 32
         self.lanes = lanes
-        self.flight = flight
         self.steps = -(-self.pieces // lanes)
+        self.flight = min(flight, self.steps)
         self.piece = piece
         self.whole = self.steps * lanes == self.pieces
 
@@ -329,8 +328,9 @@ class Moe:
         self.front_rows, self.front_split = knobs["front_rows"], knobs["front_split"]
         self.front_groups = self.threads // (32 * self.front_split)
         self.front_block = self.front_groups * self.front_rows
-        self.rows, self.down_rows, self.down_warps = knobs["rows"], knobs["down_rows"], knobs["down_warps"]
+        self.rows, self.down_rows = knobs["rows"], knobs["down_rows"]
         self.fused = knobs["combine"] == "fused"
+        self.down_warps = min(knobs["down_warps"], self.slots) if self.fused else knobs["down_warps"]
         piece = Piece(knobs["decode"], knobs["math"])
         self.up = Rows(self.latent_width, knobs["lanes"], knobs["flight"], piece)
         self.down = Rows(self.width, DOWN_LANES, -(-(self.width // 32) // DOWN_LANES), piece)

@@ -60,8 +60,8 @@ TEMPLATE = {
         "I % (threads // lanes * rows) == 0",
         "L % (threads // down_lanes * down_rows) == 0",
         # Whole flights, and registers: four words a row and piece in flight.
-        "(L // 32 + lanes - 1) // lanes % flight == 0",
-        "2 * rows * flight <= 16",
+        "(L // 32 + lanes - 1) // lanes % min(flight, (L // 32 + lanes - 1) // lanes) == 0",
+        "2 * rows * min(flight, (L // 32 + lanes - 1) // lanes) <= 16",
     ],
     "scratch": {"hidden": {"shape": ["B", "K", "I"], "dtype": "bf16"}},
 }
@@ -162,8 +162,8 @@ class Piece:
                 read_only_args=[code],
             )
         bits = code << Uint32(23)
-        bits = cutlass.select_(code == Uint32(0), Uint32(0x00400000), bits)
-        bits = cutlass.select_(code == Uint32(255), Uint32(0x7FC00000), bits)
+        bits = Uint32(cutlass.select_(code == Uint32(0), Uint32(0x00400000), bits))
+        bits = Uint32(cutlass.select_(code == Uint32(255), Uint32(0x7FC00000), bits))
         return bits.bitcast(Float32)
 
 
@@ -198,8 +198,8 @@ class Rows:
     def __init__(self, depth, lanes, flight, piece):
         self.pieces = depth // 32
         self.lanes = lanes
-        self.flight = flight
         self.steps = -(-self.pieces // lanes)
+        self.flight = min(flight, self.steps)
         self.piece = piece
         self.whole = self.steps * lanes == self.pieces
 

@@ -33,7 +33,6 @@ TEMPLATE = {
     "default": {"threads": 256, "merge": "rank", "sigmoid": "divide", "unroll": 1},
     "constraints": [
         "K <= 32 and K <= E",
-        "threads <= E",
         # One warp has nothing to merge.
         "threads > 32 or merge == 'rounds'",
         "K % unroll == 0",
@@ -62,7 +61,7 @@ class Selection:
 
     def __init__(self, axes, knobs):
         self.tokens, self.experts, self.slots = axes["B"], axes["E"], axes["K"]
-        self.threads = knobs["threads"]
+        self.threads = min(knobs["threads"], -(-self.experts // 32) * 32)
         self.merge = knobs["merge"]
         self.sigmoid = knobs["sigmoid"]
         self.unroll = knobs["unroll"]
