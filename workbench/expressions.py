@@ -7,6 +7,8 @@ conditional expressions, tuples, `min`, `max`, `abs`. Nothing else.
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,8 +21,8 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.RShift: operator.rshift,
 }  # fmt: skip
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 _LARGEST = 1 << 62
@@ -69,7 +71,7 @@ def evaluate(expression: str, names: Mapping[str, Value]) -> Any:
                 return tuple(go(e) for e in elts)
             case ast.Compare(left=first, ops=ops, comparators=rest) if all(type(o) in _COMPARE for o in ops):
                 values = [go(first), *(go(r) for r in rest)]
-                pairs = zip(values, values[1:], strict=False)
+                pairs = itertools.pairwise(values)
                 try:
                     return all(_COMPARE[type(o)](a, b) for o, (a, b) in zip(ops, pairs, strict=True))
                 except TypeError as e:
@@ -79,8 +81,13 @@ def evaluate(expression: str, names: Mapping[str, Value]) -> Any:
             case _:
                 raise ValueError(f"{ast.unparse(node)!r} is not allowed in {expression!r}")
 
+    return go(_parse(expression))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(expression: str) -> ast.expr:
+    """The syntax tree of an expression; a space evaluates the same few constraints at thousands of points."""
     try:
-        tree = ast.parse(expression, mode="eval")
+        return ast.parse(expression, mode="eval").body
     except SyntaxError as e:
         raise ValueError(f"cannot read {expression!r}: {e.msg}") from None
-    return go(tree.body)
