@@ -33,6 +33,7 @@ Ordering. Each launch may start while its predecessor runs; every thread of ever
 touches anything but weights, so a launch also sees what the launches before its predecessor wrote. front loads
 its weights, top_k the bias before the wait. gate_up and down cannot: their weights depend on `ids`.
 """
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, Uint32, Uint64, const_expr, range_constexpr
@@ -230,7 +231,9 @@ class Rows:
 
     def layout(self):
         """Shared-memory layout of the activations: (element, quarter, lane, step)."""
-        return cute.make_layout((8, 4, self.lanes, self.steps), stride=(1, 8 * self.lanes, 8, 32 * self.lanes))
+        return cute.make_layout(
+            (8, 4, self.lanes, self.steps), stride=(1, 8 * self.lanes, 8, 32 * self.lanes)
+        )
 
     @cute.jit
     def stage(self, vector: cute.Tensor, shared: cute.Tensor, thread: Int32, threads: cutlass.Constexpr):

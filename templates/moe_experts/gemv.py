@@ -205,7 +205,9 @@ class Rows:
 
     def layout(self):
         """Shared-memory layout of the activations: (element, quarter, lane, step)."""
-        return cute.make_layout((8, 4, self.lanes, self.steps), stride=(1, 8 * self.lanes, 8, 32 * self.lanes))
+        return cute.make_layout(
+            (8, 4, self.lanes, self.steps), stride=(1, 8 * self.lanes, 8, 32 * self.lanes)
+        )
 
     @cute.jit
     def stage(self, vector: cute.Tensor, shared: cute.Tensor, thread: Int32, threads: cutlass.Constexpr):
@@ -265,7 +267,9 @@ class Rows:
         return sums
 
     @cute.jit
-    def products(self, vector: cute.Tensor, weights, scales, lane: Int32, thread: Int32, threads: cutlass.Constexpr):
+    def products(
+        self, vector: cute.Tensor, weights, scales, lane: Int32, thread: Int32, threads: cutlass.Constexpr
+    ):
         """One float32 a row of `weights`, the same in all lanes of the group; every thread of the CTA calls it.
 
         The first flight of weights is on its way before the activations are staged: the compiler does not move
