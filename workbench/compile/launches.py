@@ -77,7 +77,7 @@ def recover_launches(
         buffers: the buffers, for their sizes.
 
     Raises:
-        CompileError: `compiler` if the host code holds something that is unknown; `user` if it launches nothing,
+        CompileError: `compiler` if the host code holds something unknown; `user` if it launches nothing,
             reports an error, depends on addresses, or passes a pointer outside the buffers.
     """
     sizes = {b.name: b.nbytes for b in buffers}

@@ -169,7 +169,7 @@ _SECCOMP_ALLOW, _SECCOMP_ERRNO, _SECCOMP_KILL = 0x7FFF0000, 0x00050000, 0x800000
 _LD, _JEQ, _JSET, _JGE, _RET = 0x20, 0x15, 0x45, 0x35, 0x06
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SYSCALLS: dict[str, dict[str, tuple[int, ...]]] = {
-    # By groups: processes and programs; sockets; tracing and other processes; mounts and namespaces; bpf, perf,
+    # By groups: processes and programs; sockets; tracing and other processes; mounts, namespaces; bpf, perf,
     # keys; modules, kexec, reboot, swap, accounting; userfaultfd, io_uring, new mount API; file handles.
     "x86_64": {
         "deny": (57, 58, 59, 322, 41, 53, 42, 43, 288, 49, 50, 44, 46, 101, 310, 311, 312, 424, 434, 438, 165,

@@ -1,7 +1,7 @@
 """First fence: what a candidate's source may say, decided on its syntax tree before anything runs.
 
 An allow-list of imports, and a short list of names and attributes that lead out of the kernel. It stops
-mistakes and plain tricks with a clear line; the sandbox (`workbench.compile.sandbox`) is the fence that holds.
+mistakes and plain tricks with a clear line; the sandbox (`workbench.compile.sandbox`) is what holds.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ ALLOWED_MODULES = frozenset({
 
 _CLOSED_MODULES = ("cutlass.base_dsl", "cutlass.torch", "cutlass.jax", "cutlass.testing", "cutlass.runtime")
 _CLOSED_NAMES = frozenset({
-    "eval", "exec", "compile", "open", "input", "breakpoint", "globals", "locals", "vars", "setattr", "delattr",
-    "memoryview", "exit", "quit", "help", "dir",
+    "eval", "exec", "compile", "open", "input", "breakpoint", "globals", "locals", "vars", "setattr",
+    "delattr", "memoryview", "exit", "quit", "help", "dir",
 })  # fmt: skip
 _OPEN_DUNDERS = frozenset({
     "__init__", "__call__", "__name__", "__post_init__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
-    "__ge__", "__hash__", "__repr__", "__str__", "__bool__", "__len__", "__contains__", "__getitem__", "__iter__",
-    "__next__", "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__neg__", "__radd__",
-    "__rsub__", "__rmul__", "__enter__", "__exit__", "__doc__", "__all__", "__slots__", "__version__",
-    "__annotations__", "__set_name__", "__extract_mlir_values__", "__new_from_mlir_values__",
-    "__get_mlir_types__",
+    "__ge__", "__hash__", "__repr__", "__str__", "__bool__", "__len__", "__contains__", "__getitem__",
+    "__iter__", "__next__", "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__",
+    "__neg__", "__radd__", "__rsub__", "__rmul__", "__enter__", "__exit__", "__doc__", "__all__", "__slots__",
+    "__version__", "__annotations__", "__set_name__", "__extract_mlir_values__", "__get_mlir_types__",
+    "__new_from_mlir_values__",
 })  # fmt: skip
 _CLOSED_ATTRIBUTES = frozenset({
-    "gi_frame", "gi_code", "cr_frame", "f_globals", "f_locals", "f_back", "f_builtins", "tb_frame", "sys", "os",
-    "func_globals", "func_code", "subprocess", "ctypes", "importlib", "socket", "threading", "builtins", "inspect",
-    "modules", "ExecutionEngine", "linecache", "pathlib", "shutil", "tempfile", "multiprocessing", "signal",
+    "gi_frame", "gi_code", "cr_frame", "f_globals", "f_locals", "f_back", "f_builtins", "tb_frame", "sys",
+    "os", "func_globals", "func_code", "subprocess", "ctypes", "importlib", "socket", "threading", "builtins",
+    "inspect", "modules", "ExecutionEngine", "linecache", "pathlib", "shutil", "tempfile", "multiprocessing",
+    "signal",
 })  # fmt: skip
 _CLOSED_IN_STRINGS = (
     "__globals__", "__builtins__", "__subclasses__", "__import__", "__class__", "__mro__", "__code__",

@@ -66,6 +66,10 @@ _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
 _KPARAM_INFO, _MAX_THREADS, _REQNTID, _CLUSTER = 0x17, 0x05, 0x10, 0x3D
 
 
+_RESERVED_SMEM = 1024
+"""Shared memory of a CTA that the system keeps from sm_90 on; the section of a kernel that has one counts it."""
+
+
 @dataclass(frozen=True)
 class _Section:
     name: str
@@ -155,7 +159,7 @@ def _kernel(data: bytes, name: str, text: _Section, sections: dict[str, _Section
     return CubinKernel(
         name=name,
         registers=registers[name],
-        static_smem=shared.size if shared else 0,
+        static_smem=max(0, shared.size - _RESERVED_SMEM) if shared else 0,
         frame_bytes=frames.get(name, 0),
         params=tuple(sorted(params, key=lambda p: p.index)),
         code_bytes=text.size,
