@@ -1,0 +1,325 @@
+"""What each thread's PTX registers hold, where its place and the scalar parameters decide that."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workbench.isa.flow import ControlFlowGraph
+from workbench.isa.ptx.dataflow import destinations, sources, writes
+from workbench.isa.ptx.model import (
+    Address,
+    Imm,
+    Instruction,
+    Kernel,
+    Module,
+    Negated,
+    Operand,
+    Pair,
+    Reg,
+    Special,
+    Symbol,
+    TensorAddress,
+    Vector,
+)
+from workbench.isa.ptx.variables import TYPE_BYTES
+from workbench.isa.values import (
+    LOADED,
+    UNKNOWN,
+    Lanes,
+    ParameterBlock,
+    Root,
+    RootKind,
+    Threads,
+    Value,
+    combine,
+    compare,
+    join,
+    masked,
+    shift,
+    signed,
+    union,
+    unsigned,
+)
+
+_SYMBOL_BASE, _SYMBOL_STEP = 1 << 24, 1 << 20
+_LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix", "multimem", "tcgen05", "tex"))
+_PASS = frozenset(("mov", "cvta", "mapa", "cvt"))
+_ROUNDS = 40
+
+
+class PtxValues:
+    """Abstract values of all registers of a kernel, over all the places they are written.
+
+    Registers written in several places hold the join; loops are iterated to a fixpoint.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        kernel: Kernel,
+        graph: ControlFlowGraph[Instruction],
+        threads: Threads,
+        parameters: ParameterBlock,
+    ) -> None:
+        self.kernel, self.threads, self.parameters = kernel, threads, parameters
+        self._params = {p.name: p for p in kernel.params}
+        self.spaces = {v.name: v.space for v in (*module.variables, *kernel.variables)}
+        self._symbols = {name: _SYMBOL_BASE + n * _SYMBOL_STEP for n, name in enumerate(sorted(self.spaces))}
+        self.environment: dict[str, Value] = {}
+        self._solve(graph)
+
+    def _solve(self, graph: ControlFlowGraph[Instruction]) -> None:
+        code = [
+            graph.instructions[at]
+            for b in graph.reverse_postorder
+            for at in range(graph.blocks[b].start, graph.blocks[b].end)
+        ]
+        code = [i for i in code if writes(i)]
+        for _ in range(_ROUNDS):
+            changed = False
+            for i in code:
+                for reg, value in self._results(i):
+                    old = self.environment.get(reg.name)
+                    new = join(old, value)
+                    if old is None or not old.same(new):
+                        self.environment[reg.name] = new
+                        changed = True
+            if not changed:
+                return
+        for i in code:  # no fixpoint in sight: nothing is known of what was written
+            for reg in writes(i):
+                old = self.environment.get(reg.name, UNKNOWN)
+                self.environment[reg.name] = Value(None, old.roots)
+
+    # -- operands --------------------------------------------------------------------------------
+
+    def operand(self, operand: Operand) -> Value:
+        """Value of a source operand; an address gives the value of its sum."""
+        match operand:
+            case Reg(name):
+                return self.environment.get(name, UNKNOWN)
+            case Imm(value, _):
+                return Value(self.threads.full(value))
+            case Special(name):
+                return Value(self.threads.special(name.removeprefix("%")))
+            case Negated(inner):
+                v = self.operand(inner)
+                return Value(None if v.known is None else v.known ^ np.uint64(1), v.roots)
+            case Symbol(name, offset):
+                return self._symbol(name, offset)
+            case Address(base, offset):
+                if base is None:
+                    return Value(self.threads.full(offset))
+                v = self.operand(base)
+                known = None if v.known is None else v.known + np.uint64(offset & ((1 << 64) - 1))
+                return Value(known, v.roots)
+            case TensorAddress(base, _, _):
+                return self.operand(base)
+            case Vector(elements):
+                return Value(None, union(map(self.operand, elements)))
+            case Pair(first, _):
+                return self.operand(first)
+            case _:
+                return UNKNOWN
+
+    def _symbol(self, name: str, offset: int) -> Value:
+        param = self._params.get(name)
+        if param is not None:
+            return Value(None, frozenset((Root(RootKind.PARAM_ADDRESS, name, param.offset + offset),)))
+        roots = frozenset((Root(RootKind.SYMBOL, name),))
+        base = self._symbols.get(name)
+        return Value(None if base is None else self.threads.full(base + offset), roots)
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def _results(self, i: Instruction) -> list[tuple[Reg, Value]]:
+        targets = destinations(i)
+        if i.opcode == "ld" and "param" in i.modifiers:
+            return self._load_param(i)
+        if i.opcode in _LOADS:
+            return [(r, self._loaded(i)) for r in writes(i)]
+        first = targets[0]
+        if i.opcode == "elect" and isinstance(first, Pair):
+            found = [(first.second, Value((self.threads.linear % np.uint64(32) == 0).astype(np.uint64)))]
+            return [(r, v) for r, v in found if isinstance(r, Reg)]
+        if isinstance(first, Reg):
+            return [(first, self._one(i))]
+        if isinstance(first, Pair) and i.opcode == "setp":
+            value = self._setp(i)
+            inverse = Value(None if value.known is None else value.known ^ np.uint64(1), value.roots)
+            pairs = ((first.first, value), (first.second, inverse if len(i.operands) == 3 else UNKNOWN))
+            return [(r, v) for r, v in pairs if isinstance(r, Reg)]
+        if isinstance(first, Pair) and isinstance(first.first, Reg) and i.opcode == "shfl":
+            rest = [(r, UNKNOWN) for r in writes(i)[1:]]
+            return [(first.first, self._one(i)), *rest]
+        roots = self._roots(i)
+        return [(r, Value(None, roots)) for r in writes(i)]
+
+    def _roots(self, i: Instruction) -> frozenset[Root]:
+        return union(self.operand(o) for o in sources(i) if not self._is_predicate(o))
+
+    def _is_predicate(self, operand: Operand) -> bool:
+        if isinstance(operand, Negated):
+            return True
+        return isinstance(operand, Reg) and self.kernel.registers.get(operand.name) == "pred"
+
+    def _loaded(self, i: Instruction) -> Value:
+        """A load through the address of a parameter yields parameters, any other memory content."""
+        roots = {
+            Root(RootKind.PARAM, "", None)
+            for o in sources(i)[:1]
+            for r in self.operand(o).roots
+            if r.kind is RootKind.PARAM_ADDRESS
+        }
+        return Value(None, frozenset(roots or {LOADED}))
+
+    def _load_param(self, i: Instruction) -> list[tuple[Reg, Value]]:
+        address = i.operands[1]
+        regs: tuple[Operand, ...] = (i.operands[0],)
+        if isinstance(i.operands[0], Vector):
+            regs = i.operands[0].elements
+        found: list[tuple[Reg, Value]] = []
+        if not isinstance(address, Address):
+            return [(r, UNKNOWN) for r in writes(i)]
+        size = TYPE_BYTES.get(i.modifiers[-1], 8)
+        param = self._params.get(address.base.name) if isinstance(address.base, Symbol) else None
+        for n, reg in enumerate(regs):
+            if not isinstance(reg, Reg):
+                continue
+            if param is not None:
+                offset = param.offset + address.offset + n * size
+                number = self.parameters.read(offset, size)
+                known = None
+                if number is not None:
+                    known = self.threads.full(number)
+                    if i.modifiers[-1].startswith("s"):
+                        known = unsigned(signed(known, 8 * size), 64)
+                roots = frozenset((Root(RootKind.PARAM, "", offset),))
+                found.append((reg, Value(known, roots)))
+            elif isinstance(address.base, Symbol):  # the return value of a call
+                found.append((reg, Value(None, frozenset((LOADED,)))))
+            else:
+                found.append((reg, Value(None, frozenset((Root(RootKind.PARAM, "", None),)))))
+        return found
+
+    def _one(self, i: Instruction) -> Value:
+        if i.opcode in ("setp", "set", "testp", "isspacep", "vote", "match"):
+            return self._setp(i) if i.opcode == "setp" else UNKNOWN
+        roots = self._roots(i)
+        return Value(self._compute(i), roots)
+
+    def _setp(self, i: Instruction) -> Value:
+        type_ = i.modifiers[-1]
+        a, b = self.operand(i.operands[1]).known, self.operand(i.operands[2]).known
+        if a is None or b is None or type_[0] not in "bus":
+            return UNKNOWN
+        width = 8 * TYPE_BYTES.get(type_, 8)
+        known = compare(i.modifiers[0], a, b, width, type_[0] == "s")
+        if len(i.operands) == 4:
+            c = self.operand(i.operands[3]).known
+            known = None if c is None or known is None else combine(i.modifiers[1], known, c)
+        return Value(known)
+
+    def _compute(self, i: Instruction) -> Lanes | None:
+        """The result where every operand is known and the operation is one of integers."""
+        type_ = i.modifiers[-1] if i.modifiers else ""
+        if type_ == "pred":
+            width = 1
+        elif type_ in TYPE_BYTES and type_[0] in "bus":
+            width = 8 * TYPE_BYTES[type_]
+        else:
+            return None
+        if i.opcode == "selp":
+            return self._select(i)
+        values = [self.operand(o).known for o in sources(i)]
+        if not values or any(v is None for v in values):
+            return self._absorbing(i, values)
+        known = [v for v in values if v is not None]
+        is_signed = type_.startswith("s")
+        return self._arithmetic(i, known, width, is_signed)
+
+    def _absorbing(self, i: Instruction, values: list[Lanes | None]) -> Lanes | None:
+        """`and` with false is false and `or` with true is true, whatever the other predicate."""
+        if i.modifiers[-1:] != ("pred",) or i.opcode not in ("and", "or"):
+            return None
+        decides = np.uint64(0 if i.opcode == "and" else 1)
+        for v in values:
+            if v is not None and (v == decides).all():
+                return v
+        return None
+
+    def _select(self, i: Instruction) -> Lanes | None:
+        a, b, p = (self.operand(o).known for o in i.operands[1:4])
+        if p is None:
+            return None
+        if a is not None and (p != 0).all():
+            return a
+        if b is not None and (p == 0).all():
+            return b
+        return None if a is None or b is None else np.where(p != 0, a, b)
+
+    def _arithmetic(self, i: Instruction, v: list[Lanes], width: int, is_signed: bool) -> Lanes | None:
+        opcode, modifiers = i.opcode, i.modifiers
+        if opcode in _PASS:
+            if opcode == "cvt":
+                source = modifiers[-1]
+                if len(modifiers) != 2 or source not in TYPE_BYTES or modifiers[0] not in TYPE_BYTES:
+                    return None
+                if source[0] not in "bus" or modifiers[0][0] not in "bus":
+                    return None
+                target = 8 * TYPE_BYTES[modifiers[0]]
+                narrow = masked(v[0], width)
+                return unsigned(signed(narrow, width), target) if is_signed else masked(narrow, target)
+            return masked(v[0], width) if opcode == "mov" else v[0]
+        if opcode in ("mul", "mad") and modifiers[0] == "wide":
+            a = signed(v[0], width) if is_signed else masked(v[0], width).view(np.int64)
+            b = signed(v[1], width) if is_signed else masked(v[1], width).view(np.int64)
+            product = unsigned(a * b, 2 * width)
+            return product if opcode == "mul" else masked(product + v[2], 2 * width)
+        if opcode in ("mul", "mad") and modifiers[0] == "lo":
+            product = masked(v[0] * v[1], width)
+            return product if opcode == "mul" else masked(product + v[2], width)
+        match opcode:
+            case "add" if modifiers[0] not in ("cc", "sat"):
+                return masked(v[0] + v[1], width)
+            case "sub" if modifiers[0] not in ("cc", "sat"):
+                return masked(v[0] - v[1], width)
+            case "neg":
+                return masked(~v[0] + np.uint64(1), width)
+            case "and" | "or" | "xor":
+                return combine(opcode, masked(v[0], width), masked(v[1], width))
+            case "not":
+                return masked(~v[0], width)
+            case "shl":
+                return shift(v[0], v[1], width, "left")
+            case "shr":
+                return shift(v[0], v[1], width, "right", is_signed)
+            case "min" | "max":
+                choose = np.minimum if opcode == "min" else np.maximum
+                if is_signed:
+                    return unsigned(choose(signed(v[0], width), signed(v[1], width)), width)
+                return np.asarray(choose(masked(v[0], width), masked(v[1], width)))
+            case "div" | "rem":
+                return _divide(opcode, v[0], v[1], width, is_signed)
+            case "bfe" if not is_signed:
+                length = np.minimum(v[2] & np.uint64(255), np.uint64(63))
+                moved = shift(v[0], v[1] & np.uint64(255), width, "right")
+                return np.asarray(moved & ((np.uint64(1) << length) - np.uint64(1)))
+            case "shfl" if modifiers[1] == "idx":
+                lane = v[1]
+                if (lane == lane[0]).all() and (v[2] == 31).all():
+                    return self.threads.first_lane(v[0], int(lane[0]) % 32)
+                return None
+            case _:
+                return None
+
+
+def _divide(opcode: str, a: Lanes, b: Lanes, width: int, is_signed: bool) -> Lanes | None:
+    a, b = masked(a, width), masked(b, width)
+    if (b == 0).any():
+        return None
+    if is_signed:
+        x, y = signed(a, width), signed(b, width)
+        if (x < 0).any() or (y < 0).any():
+            return None
+    return np.asarray(a // b if opcode == "div" else a % b)
