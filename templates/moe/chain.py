@@ -9,29 +9,30 @@
 `combine` is a launch of its own ("separate"), or the end of `down` ("fused").
 
 Concurrency.
-- front: `front_split` warps share `front_rows` rows of the stacked router and down-projection weights and serve
-  all tokens; their sums meet in shared memory. A CTA has router rows or down-projection rows, never both.
+- front: `front_split` warps share `front_rows` rows of the stacked router and down-projection weights and
+  serve all tokens; their sums meet in shared memory. A CTA has router rows or down-projection rows, never
+  both.
 - top_k: a CTA a token. Each warp selects K of its experts by redux rounds; candidates meet in shared memory,
   each counts the candidates above it: the count is its rank.
-- gate_up: a CTA serves one (token, slot) pair; groups of `lanes` lanes compute `rows` gate rows and the up rows
-  that belong to them, so SiTU needs no exchange.
-- down: groups of `down_lanes` lanes compute `down_rows` rows. "separate": a CTA serves one (token, slot) pair.
-  "fused": a CTA serves a token; its warps share out the K slots, the rounded products meet in shared memory and
-  are combined in rank order.
+- gate_up: a CTA serves one (token, slot) pair; groups of `lanes` lanes compute `rows` gate rows and the up
+  rows that belong to them, so SiTU needs no exchange.
+- down: groups of `down_lanes` lanes compute `down_rows` rows. "separate": a CTA serves one (token, slot)
+  pair. "fused": a CTA serves a token; its warps share out the K slots, the rounded products meet in shared
+  memory and are combined in rank order.
 
 Layout. An MXFP4 row is cut into pieces of 32 elements: 16 bytes of weights, one scale byte, 64 bytes of
 activations. Lane j of a group owns pieces j, j + lanes, ...: consecutive lanes read consecutive 16 bytes.
-`flight` pieces of each row are loaded before the first of them is used. Activations are staged in shared memory
-as (8 elements, quarter of a piece, lane, step) so that 16-byte reads of a warp are free of bank conflicts.
-Pieces past the end of a row are zeros, in weights, scales and activations alike.
+`flight` pieces of each row are loaded before the first of them is used. Activations are staged in shared
+memory as (8 elements, quarter of a piece, lane, step) so that 16-byte reads of a warp are free of bank
+conflicts. Pieces past the end of a row are zeros, in weights, scales and activations alike.
 
 Arithmetic. float32 accumulation within a piece, then one FMA with the piece's power-of-two scale. `decode`:
 "cvt" unpacks with cvt.rn.bf16x2.e2m1x2 (sm_100 and later), "bits" with shifts and masks (any architecture).
 `math`: "mixed" is fma.rn.f32.bf16 (sm_100 and later), "f32x2" packed FMA (sm_100 and later), "f32" plain FMA.
 
-Ordering. Each launch may start while its predecessor runs; every thread of every launch waits itself before it
-touches anything but weights, so a launch also sees what the launches before its predecessor wrote. front loads
-its weights, top_k the bias before the wait. gate_up and down cannot: their weights depend on `ids`.
+Ordering. Each launch may start while its predecessor runs; every thread of every launch waits itself before
+it touches anything but weights, so a launch also sees what the launches before its predecessor wrote. front
+loads its weights, top_k the bias before the wait. gate_up and down cannot: their weights depend on `ids`.
 """
 
 import cutlass
@@ -112,8 +113,8 @@ def decode_cvt(word):
 def decode_bits(word):
     """Eight E2M1 values in a word -> four bf16x2 words, pair p holds elements p and p + 4.
 
-    Sign to the sign bit, exponent and mantissa to the low exponent bits and the high mantissa bit: a bfloat16,
-    subnormal for 0.5, whose value is the element times 2^-126. One exact multiplication restores it.
+    The sign moves to the sign bit, exponent and mantissa to bits 8..6: a bfloat16, subnormal for 0.5, whose
+    value is the element times 2^-126. One exact multiplication restores it.
     """
     pairs = []
     for p in range(4):
@@ -258,7 +259,7 @@ class Rows:
             scales: list of row tensors (depth / 32,) Uint8.
 
         Returns:
-            Register tensors: words (4, rows, flight) and scale codes (rows, flight), zeros past the rows' end.
+            Register tensors: words (4, rows, flight) and codes (rows, flight), zeros past the rows' end.
         """
         count = len(weights)
         words = cute.make_rmem_tensor((4, count, self.flight), Uint32)
@@ -312,7 +313,7 @@ def sigmoid(x):
 
 
 def key_of(score, expert):
-    """64-bit key, larger is better: the score's bits made monotone (NaN is 0), then the complement of the id."""
+    """64-bit key, larger is better: the score's bits made monotone (NaN is 0), then ~id."""
     bits = score.bitcast(Uint32)
     flipped = bits ^ (Uint32(0x80000000) | (Uint32(0) - (bits >> Uint32(31))))
     ordered = Uint32(cutlass.select_(score == score, flipped, Uint32(0)))

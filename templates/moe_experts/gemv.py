@@ -3,24 +3,24 @@
     gate_up   hidden[b, k, i]   = bf16(SiTU(w13[e, i] . latent[b], w13[e, I + i] . latent[b]))   e = ids[b, k]
     down      expanded[b, k, l] = bf16(w2[e, l] . hidden[b, k])
 
-Concurrency. A CTA serves one (token, slot) pair, blockIdx.y, and a block of output rows, blockIdx.x. A group
-of consecutive lanes computes `rows` outputs; a gate row and its up row belong to the same group, so SiTU needs
-no exchange. Groups never talk to each other; a group adds its lanes' sums by shuffles. `hidden` crosses from
-the first launch to the second through global memory.
+Concurrency. A CTA serves one (token, slot) pair, blockIdx.y, and a block of output rows, blockIdx.x. A
+group of consecutive lanes computes `rows` outputs; a gate row and its up row belong to the same group, so
+SiTU needs no exchange. Groups never talk to each other; a group adds its lanes' sums by shuffles. `hidden`
+crosses from the first launch to the second through global memory.
 
-Layout. A row is cut into pieces of 32 elements: 16 bytes of weights, one scale byte, 64 bytes of activations.
-Lane j of a group owns pieces j, j + lanes, ...: consecutive lanes read consecutive 16 bytes. `flight` pieces of
-each row are loaded before the first of them is used. Activations are staged once a CTA in shared memory as
-(8 elements, quarter of a piece, lane, step) with the lane innermost after the elements, so that the 16-byte
-reads of a warp are free of bank conflicts. Pieces past the end of a row are zeros, in weights, scales and
-activations alike.
+Layout. A row is cut into pieces of 32 elements: 16 bytes of weights, one scale byte, 64 bytes of
+activations. Lane j of a group owns pieces j, j + lanes, ...: consecutive lanes read consecutive 16 bytes.
+`flight` pieces of each row are loaded before the first of them is used. Activations are staged once a CTA
+in shared memory as (8 elements, quarter of a piece, lane, step) with the lane innermost after the elements,
+so that the 16-byte reads of a warp are free of bank conflicts. Pieces past the end of a row are zeros, in
+weights, scales and activations alike.
 
 Arithmetic. float32 accumulation within a piece, then one FMA with the piece's power-of-two scale. `decode`:
 "cvt" unpacks with cvt.rn.bf16x2.e2m1x2 (sm_100 and later), "bits" with shifts and masks (any architecture).
 `math`: "mixed" is fma.rn.f32.bf16 (sm_100 and later), "f32x2" packed FMA (sm_100 and later), "f32" plain FMA.
 
-Ordering. Which weights to read depends on `ids`, so nothing but addresses precedes the wait; every thread waits
-itself, then loads weights, then activations.
+Ordering. Which weights to read depends on `ids`, so nothing but addresses precedes the wait; every thread
+waits itself, then loads weights, then activations.
 """
 
 import cutlass
@@ -83,8 +83,8 @@ def decode_cvt(word):
 def decode_bits(word):
     """Eight E2M1 values in a word -> four bf16x2 words, pair p holds elements p and p + 4.
 
-    Sign to the sign bit, exponent and mantissa to the low exponent bits and the high mantissa bit: a bfloat16,
-    subnormal for 0.5, whose value is the element times 2^-126. One exact multiplication restores it.
+    The sign moves to the sign bit, exponent and mantissa to bits 8..6: a bfloat16, subnormal for 0.5, whose
+    value is the element times 2^-126. One exact multiplication restores it.
     """
     pairs = []
     for p in range(4):
@@ -232,7 +232,7 @@ class Rows:
             scales: list of row tensors (depth / 32,) Uint8.
 
         Returns:
-            Register tensors: words (4, rows, flight) and scale codes (rows, flight), zeros past the rows' end.
+            Register tensors: words (4, rows, flight) and codes (rows, flight), zeros past the rows' end.
         """
         count = len(weights)
         words = cute.make_rmem_tensor((4, count, self.flight), Uint32)
@@ -270,10 +270,10 @@ class Rows:
     def products(
         self, vector: cute.Tensor, weights, scales, lane: Int32, thread: Int32, threads: cutlass.Constexpr
     ):
-        """One float32 a row of `weights`, the same in all lanes of the group; every thread of the CTA calls it.
+        """One float32 a row of `weights`, the same in all lanes of the group. Every thread calls it.
 
-        The first flight of weights is on its way before the activations are staged: the compiler does not move
-        these loads below the barrier.
+        The first flight of weights is on its way before the activations are staged: the compiler does not
+        move these loads below the barrier.
         """
         shared = cutlass.memory.SmemAllocator().allocate_tensor(BFloat16, self.layout(), 16)
         words, codes = self.load(weights, scales, lane, 0)

@@ -3,18 +3,18 @@
     s = sigmoid(logits); ids = the K experts of largest s + bias, lower id first on ties, NaN last
     weights = bf16(s[ids] / (sum of s[ids] + 1e-20)), in rank order
 
-Concurrency. Every warp picks the best K of its share of the experts by K rounds of "maximum over the warp, then
-remove it": a lane holds its keys in registers, redux.sync finds the maximum. With one warp that is the answer.
-With more, the warps leave K candidates each in shared memory and, after a barrier, either warp 0 selects again
-("rounds") or every candidate counts the candidates above it ("rank": its count is its rank, no loop of
-dependent reductions), a second barrier, and warp 0 reads the winners in rank order.
+Concurrency. Every warp picks the best K of its share of the experts by K rounds of "maximum over the warp,
+then remove it": a lane holds its keys in registers, redux.sync finds the maximum. With one warp that is the
+answer. With more, the warps leave K candidates each in shared memory and, after a barrier, either warp 0
+selects again ("rounds") or every candidate counts the candidates above it ("rank": its count is its rank,
+no loop of dependent reductions), a second barrier, and warp 0 reads the winners in rank order.
 
-Layout. Expert e belongs to thread e % threads. A key is 64 bits: the score as an unsigned integer of the same
-order, then the complement of the id. All keys differ, so "greater" decides ties by itself; NaN scores become 0,
-below minus infinity; positions past the last expert have key 0, below every expert.
+Layout. Expert e belongs to thread e % threads. A key is 64 bits: the score as an unsigned integer of the
+same order, then the complement of the id. All keys differ, so "greater" decides ties by itself; NaN scores
+become 0, below minus infinity; positions past the last expert have key 0, below every expert.
 
-Ordering. `bias` never changes and is loaded before the wait. `logits` is the predecessor's: every thread waits
-itself first.
+Ordering. `bias` never changes and is loaded before the wait. `logits` is the predecessor's: every thread
+waits itself first.
 """
 
 import cutlass

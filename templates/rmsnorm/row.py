@@ -1,13 +1,13 @@
 """RMSNorm, a CTA for a few rows: out = bf16(x * rsqrt(mean(x^2) + eps) * weight).
 
 Concurrency. The grid has ceil(B / rows) CTAs; a CTA owns `rows` whole rows and nothing crosses CTAs. Each
-thread keeps its share of every row in registers, so x is read once. A sum of squares is reduced in the warp by
-shuffles, then across warps through shared memory: one float32 a warp and row, written by lane 0, read by all
-threads after the only barrier.
+thread keeps its share of every row in registers, so x is read once. A sum of squares is reduced in the warp
+by shuffles, then across warps through shared memory: one float32 a warp and row, written by lane 0, read by
+all threads after the only barrier.
 
-Layout. A row is cut into vectors of `vec` elements; thread t owns vectors t, t + threads, t + 2 * threads, ...,
-so that a warp reads consecutive bytes. Where N is not a multiple of threads * vec, the vectors past the end are
-predicated off and count as zeros. A CTA has no more warps than a row has vectors for.
+Layout. A row is cut into vectors of `vec` elements; thread t owns vectors t, t + threads, t + 2 * threads,
+..., so that a warp reads consecutive bytes. Where N is not a multiple of threads * vec, the vectors past
+the end are predicated off and count as zeros. A CTA has no more warps than a row has vectors for.
 
 Ordering. `weight` never changes while the kernel can run: it is loaded before the wait, the latency hidden
 behind the predecessor. `x` is the predecessor's output: every thread waits itself before it loads x.

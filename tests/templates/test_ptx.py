@@ -1,4 +1,4 @@
-"""What the templates compile to: registers, vector loads, and where each buffer is read relative to the wait."""
+"""What the templates compile to: registers, vector loads, and what is read before the wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Access:
 
 
 def accesses(kernel: Kernel, launch: Launch) -> Iterator[Access]:
-    """Global accesses in program order; addresses are followed from the pointer parameters, not through loads."""
+    """Global accesses in program order; addresses are followed from pointer parameters, not through loads."""
     names = {
         param.name: frozenset(r.buffer for r in bound.relocations)
         for param, bound in zip(kernel.params, launch.params, strict=True)
