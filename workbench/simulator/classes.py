@@ -1,0 +1,85 @@
+"""Instruction classes of `Counters`, and what one pass through a block costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workbench.isa.ptx.model import Instruction, Sink
+from workbench.simulator import arith
+from workbench.simulator.program import Block, is_poll
+
+_BY_OPCODE = {
+    "mov": "move", "cvta": "move", "selp": "int", "setp": "predicate", "isspacep": "predicate", "shfl": "shuffle",
+    "vote": "vote", "match": "vote", "elect": "vote", "activemask": "vote", "redux": "shuffle", "bra": "branch",
+    "brx": "branch", "ret": "branch", "exit": "branch", "trap": "branch", "bar": "barrier", "barrier": "barrier",
+    "atom": "atomic", "red": "atomic", "fence": "fence", "membar": "fence", "griddepcontrol": "pdl",
+    "createpolicy": "other", "call": "other",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Cost:
+    """Counts of one lane or warp that runs a block once."""
+
+    instructions: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
+    global_load_bytes: int = 0
+    global_store_bytes: int = 0
+    shared_bytes: int = 0
+    async_bytes: int = 0
+    atomics: int = 0
+
+
+def class_of(item: Instruction) -> str:
+    """Return the class of an instruction, as `Counters` names them."""
+    if item.opcode in ("ld", "ldu", "st"):
+        way = "store" if item.opcode == "st" else "load"
+        m = item.modifiers
+        if "const" in m or any(x.startswith("param") for x in m):
+            return "load_const"
+        space = "shared" if "shared" in m or "shared::cta" in m else "local" if "local" in m else "global"
+        return f"{way}_{space}"
+    if item.opcode == "cp":
+        return "async_copy"
+    if item.opcode in _BY_OPCODE:
+        return _BY_OPCODE[item.opcode]
+    semantics = arith.lookup(item)
+    return semantics.instruction_class if semantics is not None else "other"
+
+
+def bytes_of(item: Instruction) -> int:
+    """Bytes that one lane moves with a load or store."""
+    count = next((int(m[1:]) for m in item.modifiers if m in ("v2", "v4", "v8")), 1)
+    return count * int(item.modifiers[-1].lstrip("busf")) // 8
+
+
+def cost_of(block: Block) -> Cost:
+    """Return what one pass through `block` costs."""
+    cost = Cost()
+    items = list(block.instructions)
+    if block.instruction is not None and not _synthetic(block.instruction):
+        items.append(block.instruction)
+    for item in items:
+        kind = class_of(item)
+        cost.instructions += 1
+        cost.classes[kind] = cost.classes.get(kind, 0) + 1
+        if kind == "load_global":
+            cost.global_load_bytes += bytes_of(item)
+        elif kind == "store_global":
+            cost.global_store_bytes += bytes_of(item)
+        elif kind in ("load_shared", "store_shared"):
+            cost.shared_bytes += bytes_of(item)
+        elif kind == "atomic":
+            cost.atomics += 1
+        elif kind == "async_copy" and len(item.operands) >= 3:
+            size = item.operands[2]
+            cost.async_bytes += getattr(size, "value", 0)
+    return cost
+
+
+def _synthetic(item: Instruction) -> bool:
+    """A guard branch stands for the predicate of the instruction behind it, which is counted there."""
+    return item.opcode == "bra" and not item.operands
+
+
+__all__ = ["Cost", "Sink", "bytes_of", "class_of", "cost_of", "is_poll"]

@@ -1,0 +1,123 @@
+"""cp.async: copies that take place at the last legal moment, when their thread waits for them.
+
+A copy done at once would hide a missing wait; here the bytes stay unwritten until `cp.async.wait_group` or `wait_all`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.simulator.access import Site
+
+if TYPE_CHECKING:
+    from workbench.simulator.cohort import Cohort
+    from workbench.simulator.scheduler import Chunk
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Copies of several lanes by one instruction; all arrays are (lanes,)."""
+
+    site: Site
+    lane: Array
+    group: Array
+    source: Array
+    target: Array
+    amount: Array | None
+    """Bytes taken from the source; the rest is zero. None: all of it."""
+
+
+class AsyncCopies:
+    """Pending copies of a chunk."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self._group = np.zeros(len(chunk.ctas) * chunk.launch.threads, np.int64)
+        """Number of groups each thread has committed."""
+        self._pending: list[_Copy] = []
+
+    def _lanes(self, co: Cohort) -> Array:
+        lanes = np.broadcast_to(co.rows() * self.chunk.launch.threads + co.columns(), co.shape)
+        return lanes.ravel()
+
+    def issue(
+        self, co: Cohort, write: Site, target: Array, read: Site, source: Array, amount: Array | None
+    ) -> None:
+        """Check a copy's addresses and remember it."""
+        ck = self.chunk
+        if amount is not None:
+            nothing = amount == 0
+            if nothing.all():
+                read_at = np.zeros((1, 1), np.int64)
+            elif nothing.any():
+                some = co.select(~np.broadcast_to(nothing, co.shape), frozenset())
+                keep = ~np.broadcast_to(nothing, co.shape)
+                part = np.broadcast_to(source, co.shape)[keep].reshape(some.shape)
+                read_at = np.zeros(co.shape, np.int64)
+                read_at[keep] = ck.space_global.locate(read, part, some, ck).ravel()
+            else:
+                read_at = ck.space_global.locate(read, source, co, ck)
+        else:
+            read_at = ck.space_global.locate(read, source, co, ck)
+        write_at = ck.space_shared.prepare(write, target, co, ck, write=True, fresh=True)
+        lanes = self._lanes(co)
+
+        def flat(value: Array) -> Array:
+            return np.broadcast_to(value, co.shape).ravel()
+
+        self._pending.append(
+            _Copy(
+                write, lanes, self._group[lanes], flat(read_at), flat(write_at),
+                None if amount is None else flat(amount),
+            )
+        )  # fmt: skip
+
+    def commit(self, co: Cohort) -> None:
+        """cp.async.commit_group."""
+        self._group[self._lanes(co)] += 1
+
+    def wait(self, co: Cohort, keep: int) -> None:
+        """Complete the copies of the cohort's threads but for the last `keep` groups; -1 completes all."""
+        if not self._pending:
+            return
+        limit = np.full(len(self._group), -1, np.int64)
+        lanes = self._lanes(co)
+        limit[lanes] = np.iinfo(np.int64).max if keep < 0 else self._group[lanes] - keep
+        remaining = []
+        for copy in self._pending:
+            done = copy.group < limit[copy.lane]
+            if done.all():
+                self._perform(copy)
+                continue
+            if done.any():
+                self._perform(_part(copy, done))
+                copy = _part(copy, ~done)
+            remaining.append(copy)
+        self._pending = remaining
+
+    def _perform(self, copy: _Copy) -> None:
+        ck = self.chunk
+        size, shift = copy.site.size, copy.site.shift
+        data = ck.space_global.data[size].take(copy.source >> shift, mode="clip")
+        if copy.amount is not None and bool((copy.amount < size).any()):
+            octets = data.view(np.uint8).reshape(-1, size)
+            octets = np.where(np.arange(size) < copy.amount[:, None], octets, np.uint8(0))
+            data = np.ascontiguousarray(octets).view(data.dtype)[:, 0]
+        index = copy.target >> shift
+        shared = ck.space_shared
+        shared.data[size][index] = data
+        shared.shadow[1].reshape(-1)[(copy.target[:, None] + np.arange(size)).ravel()] = 1
+        ck.progress += 1
+
+
+def _part(copy: _Copy, keep: Array) -> _Copy:
+    return _Copy(
+        copy.site, copy.lane[keep], copy.group[keep], copy.source[keep], copy.target[keep],
+        None if copy.amount is None else copy.amount[keep],
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Findings of a run, grouped by rule and instruction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.findings import Finding, Severity
+from workbench.isa.ptx.model import Instruction
+
+FIXES = {
+    "out-of-bounds": "check the index against the shape, or guard the access with a predicate",
+    "misaligned": "align the address to the access size, or use a narrower access",
+    "uninitialized-read": "write the bytes first, and synchronise the writer with this reader",
+    "read-only-write": "write to an output or scratch buffer; inputs must stay as they are",
+    "race": "let one lane write each address, or use an atomic operation",
+    "barrier-divergence": "let all threads that the barrier counts reach it, whole warps at a time",
+    "deadlock": "make sure that what the waiting threads need can still happen",
+    "time-limit": "look for a loop that does not end; or allow more time or instructions",
+    "membermask": "name exactly the lanes that execute the instruction",
+    "warp-divergence": "bring the named lanes together, or leave them out of the member mask",
+    "inactive-lane": "read only lanes that execute the same shuffle",
+    "trap": "see why the kernel stopped itself",
+}
+
+
+@dataclass(slots=True)
+class _Group:
+    message: str
+    thread: str | None
+    address: int | None
+    buffer: str | None
+    count: int
+
+
+class FindingLog:
+    """Collects findings; one a rule and instruction, with a count."""
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+        self._groups: dict[tuple[str, int], _Group] = {}
+        self._instructions: dict[int, Instruction] = {}
+
+    def __len__(self) -> int:
+        """Number of groups."""
+        return len(self._groups)
+
+    def add(
+        self,
+        rule: str,
+        item: Instruction | None,
+        message: str,
+        *,
+        thread: str | None = None,
+        address: int | None = None,
+        buffer: str | None = None,
+        count: int = 1,
+    ) -> None:
+        """Add an occurrence; the first one of a group says where."""
+        line = item.line if item is not None else 0
+        group = self._groups.get((rule, line))
+        if group is not None:
+            group.count += count
+            return
+        if item is not None:
+            self._instructions[line] = item
+        self._groups[rule, line] = _Group(message, thread, address, buffer, count)
+
+    def merge(self, findings: tuple[Finding, ...]) -> None:
+        """Add what another process found."""
+        for f in findings:
+            key = (f.rule, f.ptx_line or 0)
+            if key in self._groups:
+                self._groups[key].count += f.count
+            else:
+                self._groups[key] = _Group(f.message, f.thread, f.address, f.buffer, f.count)
+                self._sources[f.ptx_line or 0] = f.source
+
+    @property
+    def _sources(self) -> dict[int, str | None]:
+        if not hasattr(self, "_source_map"):
+            self._source_map: dict[int, str | None] = {}
+        return self._source_map
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return the findings by place in the program."""
+        out = []
+        for (rule, line), g in sorted(self._groups.items(), key=lambda x: (x[0][1], x[0][0])):
+            item = self._instructions.get(line)
+            source = self._sources.get(line)
+            if item is not None and item.loc is not None:
+                source = f"{item.loc.file}:{item.loc.line}"
+            out.append(
+                Finding(
+                    rule=rule,
+                    severity=Severity.ERROR,
+                    message=g.message,
+                    fix=FIXES.get(rule, ""),
+                    kernel=self.kernel,
+                    ptx_line=line or None,
+                    source=source,
+                    buffer=g.buffer,
+                    thread=g.thread,
+                    address=g.address,
+                    count=g.count,
+                )
+            )
+        return tuple(out)

@@ -1,0 +1,110 @@
+"""What all CTAs of one launch share: parameters, tables of special registers, findings, limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.simulator.faults import FindingLog
+from workbench.simulator.memory import Memory
+from workbench.simulator.values import NUMPY
+
+if TYPE_CHECKING:
+    from workbench.simulator.codegen import Program
+
+Array = npt.NDArray[Any]
+Dimensions = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """How to simulate."""
+
+    processes: int = 1
+    """Processes that share the CTAs of launches whose CTAs do not depend on each other."""
+    seed: int = 0
+    """Seed of schedules; the present scheduler has one deterministic order and does not use it."""
+    check_memory: bool = True
+    """Check bounds, alignment and initialisation of every access. Without it only address faults that would leave
+    the arena are prevented."""
+    count_sectors: bool = False
+    """Count 32-byte sectors of global accesses and shared-memory bank conflicts; costs time."""
+    max_lane_instructions: int = 1 << 40
+    """Budget of one launch, in PTX instructions times lanes, for each process."""
+    time_limit: float = 600.0
+    """Seconds of wall time for all launches together."""
+    chunk_lanes: int = 32768
+    """Lanes executed as one array; 16k to 64k keep arrays in the cache and hide Python's cost."""
+    printf_limit: int = 4096
+    """Lines of printf output kept."""
+    observer: Callable[..., None] | None = None
+    """Called with (site, address array, cohort, chunk) before every global and shared access and atomic."""
+
+
+class LimitReached(Exception):
+    """The run used up its time or its instructions."""
+
+
+class LaunchState:
+    """One launch while it runs."""
+
+    def __init__(
+        self, program: Program, memory: Memory, grid: Dimensions, block: Dimensions, cluster: Dimensions,
+        shared_dynamic: int, parameters: bytes, options: SimulationOptions, deadline: float,
+        addresses: dict[str, int],
+    ) -> None:  # fmt: skip
+        self.program, self.memory, self.options = program, memory, options
+        self.grid, self.block, self.cluster = grid, block, cluster
+        self.shared_dynamic, self.parameters = shared_dynamic, parameters
+        self.deadline = deadline
+        self.addresses = addresses
+        self.ctas = grid[0] * grid[1] * grid[2]
+        self.threads = block[0] * block[1] * block[2]
+        self.warps = -(-self.threads // 32)
+        sizes = np.full(self.warps, 32, np.int64)
+        sizes[-1] = self.threads - 32 * (self.warps - 1)
+        self.warp_sizes = sizes
+        self.barrier_weights = np.ones(self.threads, np.int64)
+        """What a thread counts for at a barrier, which counts whole warps."""
+        self.barrier_weights[-1] += 32 * self.warps - self.threads
+        self.log = FindingLog(program.kernel.name)
+        self.progress = 0
+        self.lane_instructions = 0
+        self.printed: list[str] = []
+        index = np.arange(self.threads, dtype=np.uint32)
+        x, y, _ = block
+        self.tid = {"x": index % x, "y": index // x % y, "z": index // (x * y)}
+
+    def parameter(self, offset: int, dtype: str) -> Array:
+        """Return a value from the parameter block as (1, 1)."""
+        kind = np.dtype(NUMPY[dtype])
+        raw = self.parameters[offset : offset + kind.itemsize]
+        return np.frombuffer(raw, kind).reshape(1, 1)
+
+    def global_address(self, name: str) -> int:
+        """Return the device address of a module variable."""
+        return self.addresses[name]
+
+    def bind(self) -> None:
+        """Give the generated code the values that belong to this launch."""
+        names = self.program.context.names
+        for name, make in self.program.context.bound.items():
+            names[name] = make(self)
+        for site in self.program.context.sites:
+            site.reset()
+
+    def check_limits(self) -> None:
+        """Stop a run that has used up its budget.
+
+        Raises:
+            LimitReached: with what was used up.
+        """
+        if self.lane_instructions > self.options.max_lane_instructions:
+            raise LimitReached(f"{self.options.max_lane_instructions} lane-instructions")
+        if time.monotonic() > self.deadline:
+            raise LimitReached("the time limit")

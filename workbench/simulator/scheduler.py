@@ -1,0 +1,405 @@
+"""Runs the cohorts of a chunk of CTAs: lowest block first, so that divergent lanes meet again where paths join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.isa.ptx.model import Instruction, Operand, Reg
+from workbench.simulator.access import PARAM_WINDOW, BankedSpace, GlobalSpace, Site
+from workbench.simulator.barriers import Barriers
+from workbench.simulator.cohort import Cohort, merge
+from workbench.simulator.copies import AsyncCopies
+from workbench.simulator.launch import LaunchState
+from workbench.simulator.memory import BASE
+from workbench.simulator.program import Action, Block, UnsupportedInstruction
+
+Array = npt.NDArray[Any]
+
+STALLS_BEFORE_PARTIAL = 4
+"""Fruitless polling rounds before an incomplete warp goes on without its missing lanes."""
+STALLS_BEFORE_DEADLOCK = 64
+"""Fruitless polling rounds of every chunk before the launch counts as deadlocked."""
+
+
+class Chunk:
+    """CTAs that run together, as arrays of their lanes."""
+
+    def __init__(self, launch: LaunchState, ctas: Array, space_global: GlobalSpace) -> None:
+        self.launch, self.ctas = launch, ctas
+        self.options = launch.options
+        self.observer = launch.options.observer
+        self.space_global = space_global
+        program = launch.program
+        shared = program.shared_static + launch.shared_dynamic
+        self.space_shared = BankedSpace(len(ctas), shared, "shared")
+        self.space_local = BankedSpace(
+            len(ctas) * launch.threads if program.local_bytes else 1, program.local_bytes, "local"
+        )
+        self.alive = np.ones((len(ctas), launch.threads), bool)
+        self.exited = False
+        self.barriers = Barriers(self)
+        self.copies = AsyncCopies(self)
+        self.pending: dict[int, list[Cohort]] = {}
+        self.parked: dict[int, list[Cohort]] = {}
+        """Incomplete warps before a warp-synchronous block."""
+        self.yielded: dict[int, list[Cohort]] = {}
+        self.visits = np.zeros((len(program.blocks), len(ctas) * launch.warps), np.uint32)
+        self.passes = [0] * len(program.blocks)
+        """Lanes that ran each block."""
+        self.divergent_branches = 0
+        self.deadlocked = False
+        x, y, _ = launch.grid
+        self._ctaid = {"x": ctas % x, "y": ctas // x % y, "z": ctas // (x * y)}
+
+    @property
+    def progress(self) -> int:
+        """Counts events that may let a waiting lane go on."""
+        return self.launch.progress
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self.launch.progress = value
+
+    # -- execution -------------------------------------------------------------------------------
+
+    def run(self) -> Iterator[None]:
+        """Run to the end; yields while every lane polls memory."""
+        launch = self.launch
+        blocks, functions, live = launch.program.blocks, launch.program.functions, launch.program.live
+        costs = launch.program.costs
+        needs = [_needs_whole_warps(b) for b in blocks]
+        everyone = Cohort(self, np.arange(len(self.ctas)), np.arange(launch.threads), True, {})
+        full = everyone.lanes
+        self.pending[0] = [everyone]
+        forced = False
+        stalls, seen = 0, launch.progress
+        while True:
+            if not self.pending:
+                if self.yielded and not (self.parked and stalls > STALLS_BEFORE_PARTIAL):
+                    yield
+                    stalls = 0 if launch.progress != seen else stalls + 1
+                    seen = launch.progress
+                    if stalls > STALLS_BEFORE_DEADLOCK and not self.parked:
+                        self._deadlock()
+                        return
+                    self.pending, self.yielded = self.yielded, {}
+                elif self.parked:
+                    k = min(self.parked)
+                    self.pending[k] = self.parked.pop(k)
+                    forced, stalls = True, 0
+                else:
+                    break
+            k = min(self.pending)
+            group = self.pending.pop(k)
+            if k in self.parked:
+                group += self.parked.pop(k)
+            co = group[0] if len(group) == 1 else merge(group, live[k], launch.program.dtypes)
+            while True:
+                block = blocks[k]
+                if needs[k] and not co.whole():
+                    if not forced:
+                        self.parked.setdefault(k, []).append(co)
+                        break
+                    forced = False
+                    if block.action is Action.BARRIER and not block.warp_synchronous:
+                        self._partial_barrier(co, block)
+                lanes = co.lanes
+                if lanes == full:
+                    self.visits[k] += 1
+                else:
+                    self.visits[k, co.warps()] += 1
+                self.passes[k] += lanes
+                launch.lane_instructions += lanes * costs[k].instructions
+                launch.check_limits()
+                result = functions[k](co, self)
+                k = self._after(co, block, result)
+                if k < 0:
+                    break
+                if self.pending and min(self.pending) <= k or k in self.parked:
+                    self.pending.setdefault(k, []).append(co)
+                    break
+        if self.barriers.waiting:
+            self._deadlock()
+
+    def _after(self, co: Cohort, block: Block, result: Any) -> int:
+        """Carry out a block's action; return the block at which the same cohort goes on, or -1."""
+        live = self.launch.program.live
+        action = block.action
+        if action is Action.JUMP:
+            k = block.target if block.target >= 0 else block.following
+            if block.spins and k <= block.index:
+                self.yielded.setdefault(k, []).append(co)
+                return -1
+            return k
+        if action is Action.BRANCH:
+            taken, other = co.split(result, live[block.target], live[block.following])
+            if taken is not None and other is not None:
+                self.divergent_branches += max(0, len(taken.warps()) + len(other.warps()) - len(co.warps()))
+            spins = block.spins and block.target <= block.index
+            if taken is not None and spins:
+                self.yielded.setdefault(block.target, []).append(taken)
+                taken = None
+            if taken is None:
+                if other is None:
+                    return -1
+                if other is co:
+                    return block.following
+                self.pending.setdefault(block.following, []).append(other)
+                return -1
+            if other is None and taken is co:
+                return block.target
+            self.pending.setdefault(block.target, []).append(taken)
+            if other is not None:
+                self.pending.setdefault(block.following, []).append(other)
+            return -1
+        if action is Action.BARRIER:
+            released = self.barriers.arrive(co, block, *result)
+            if len(released) == 1 and released[0][0] is co:
+                return released[0][1]
+            self._continue(released)
+            return -1
+        if action is Action.TABLE:
+            for v in np.unique(result):
+                if int(v) >= len(block.table):
+                    assert block.instruction is not None
+                    self.report(
+                        "out-of-bounds",
+                        block.instruction,
+                        "the index of brx.idx is past its table",
+                        co,
+                        result == v,
+                    )
+                    continue
+                some = co if result.size == 1 else co.split(result == v, live[block.table[v]], frozenset())[0]
+                if some is not None:
+                    self.pending.setdefault(block.table[int(v)], []).append(some)
+            return -1
+        if action is Action.TRAP:
+            assert block.instruction is not None
+            self.report("trap", block.instruction, "the kernel executes a trap", co, np.ones((1, 1), bool))
+        self._exit(co)
+        return -1
+
+    def _continue(self, cohorts: list[tuple[Cohort, int]]) -> None:
+        for co, k in cohorts:
+            self.pending.setdefault(k, []).append(co)
+
+    def _exit(self, co: Cohort) -> None:
+        self.progress += 1
+        if co.lanes == self.alive.size:
+            return
+        self.exited = True
+        if co.rectangular:
+            self.alive[np.ix_(co.ctas, co.threads)] = False
+        else:
+            self.alive[co.ctas, co.threads] = False
+        self._warp_counts: Array | None = None
+        if self.barriers.waiting or True:
+            self._continue(self.barriers.retire(co))
+
+    def _deadlock(self) -> None:
+        self.deadlocked = True
+        for co, item, text in self.barriers.stuck():
+            self.report("deadlock", item, text, co, np.ones((1, 1), bool))
+        blocks = self.launch.program.blocks
+        for table, text in (
+            (self.yielded, "polls memory that no one changes any more"),
+            (self.parked, "waits for its warp"),
+        ):
+            for k, cohorts in table.items():
+                items = blocks[k].instructions or [i for i in (blocks[k].instruction,) if i is not None]
+                for co in cohorts:
+                    self.report("deadlock", items[0] if items else None, text, co, np.ones((1, 1), bool))
+
+    def _partial_barrier(self, co: Cohort, block: Block) -> None:
+        item = block.instruction
+        assert item is not None
+        self.report(
+            "barrier-divergence",
+            item,
+            "part of a warp reaches a barrier that wants whole warps",
+            co,
+            np.ones((1, 1), bool),
+        )
+
+    # -- lanes -----------------------------------------------------------------------------------
+
+    def live_lanes_of_warps(self) -> Array:
+        """Number of lanes that have not exited, by warp."""
+        counts = np.add.reduceat(self.alive, np.arange(0, self.launch.threads, 32), axis=1, dtype=np.int64)
+        result: Array = counts.ravel()
+        return result
+
+    def living_masks(self, co: Cohort) -> Array:
+        """Return for each lane of `co` the mask of lanes of its warp that have not exited."""
+        padded = np.zeros((len(self.ctas), self.launch.warps * 32), bool)
+        padded[:, : self.launch.threads] = self.alive
+        masks = np.packbits(padded.reshape(len(self.ctas), -1, 32), axis=-1, bitorder="little").view(
+            np.uint32
+        )[..., 0]
+        result: Array = masks[co.rows(), co.columns() >> 5]
+        return result
+
+    def write_register(self, co: Cohort, operand: Operand, value: Array) -> None:
+        """Write a register of a waiting cohort."""
+        if isinstance(operand, Reg):
+            for key in self.launch.program.context.keys(operand.name):
+                co.registers[key] = value.astype(self.launch.program.dtypes[key])
+
+    def special(self, co: Cohort, name: str) -> Array:
+        """Return a special register for the lanes of a cohort."""
+        launch = self.launch
+        base, _, axis = name.partition(".")
+        place = "xyz".find(axis) if axis else 0
+
+        def one(value: int, kind: Any = np.uint32) -> Array:
+            return np.full((1, 1), value & (0xFFFFFFFF if kind is np.uint32 else 0xFFFFFFFFFFFFFFFF), kind)
+
+        def rows(value: Array) -> Array:
+            chosen = value[co.ctas].astype(np.uint32)
+            return chosen[:, None] if co.rectangular else chosen[None, :]
+
+        if base == "%tid":
+            return launch.tid[axis][co.threads][None, :]
+        if base == "%ctaid":
+            return rows(self._ctaid[axis])
+        if base in ("%ntid", "%nctaid", "%cluster_nctaid"):
+            return one(
+                {"%ntid": launch.block, "%nctaid": launch.grid, "%cluster_nctaid": launch.cluster}[base][
+                    place
+                ]
+            )
+        if base == "%nclusterid":
+            return one(launch.grid[place] // launch.cluster[place])
+        if base == "%clusterid":
+            return rows(self._ctaid[axis] // launch.cluster[place])
+        if base == "%cluster_ctaid":
+            return rows(self._ctaid[axis] % launch.cluster[place])
+        cx, cy, cz = launch.cluster
+        if base == "%cluster_ctarank":
+            c = self._ctaid
+            return rows(c["x"] % cx + cx * (c["y"] % cy + cy * (c["z"] % cz)))
+        lane = (co.threads & 31).astype(np.uint32)[None, :]
+        shared = launch.shared_dynamic
+        simple = {
+            "%cluster_nctarank": cx * cy * cz, "%nwarpid": 64, "%nsmid": 160, "%gridid": 1, "%dynamic_smem_size": shared,
+            "%total_smem_size": shared + launch.program.shared_static, "%aggr_smem_size": shared + launch.program.shared_static,
+            "%reserved_smem_offset_begin": 0, "%reserved_smem_offset_end": 0x400, "%reserved_smem_offset_cap": 0x400,
+        }  # fmt: skip
+        if base in simple:
+            return one(simple[base])
+        if base == "%laneid":
+            return lane
+        if base == "%warpid":
+            return (co.threads >> 5).astype(np.uint32)[None, :]
+        if base == "%smid":
+            return rows(self.ctas % 160)
+        if base == "%is_explicit_cluster":
+            return np.full((1, 1), cx * cy * cz > 1)
+        if base.startswith("%lanemask_"):
+            bit = np.uint32(1) << lane
+            below = bit - np.uint32(1)
+            return {"eq": bit, "lt": below, "le": below | bit, "gt": ~(below | bit), "ge": ~below}[base[10:]]
+        ticks = launch.lane_instructions // 32 + 1
+        if base in ("%clock64", "%globaltimer"):
+            return one(ticks, np.uint64)
+        return one(ticks >> 32 if base.endswith("_hi") else ticks)
+
+    # -- findings --------------------------------------------------------------------------------
+
+    def _first(self, co: Cohort, bad: Array) -> tuple[str, int, tuple[int, int]]:
+        spread = np.broadcast_to(bad, co.shape)
+        at = int(np.argmax(spread))
+        r, c = divmod(at, co.shape[1])
+        cta = int(co.ctas[r] if co.rectangular else co.ctas[c])
+        thread = int(co.threads[c])
+        where = ",".join(str(int(self._ctaid[a][cta])) for a in "xyz")
+        which = ",".join(str(int(self.launch.tid[a][thread])) for a in "xyz")
+        return f"cta=({where}) thread=({which})", int(np.count_nonzero(spread)), (r, c)
+
+    def report(self, rule: str, item: Instruction | None, message: str, co: Cohort, bad: Array) -> None:
+        """Add a finding about the lanes `bad` (bool, broadcastable to the cohort's shape)."""
+        thread, count, _ = self._first(co, bad)
+        self.launch.log.add(rule, item, message, thread=thread, count=count)
+
+    def fault(self, rule: str, site: Site, co: Cohort, bad: Array, address: Array) -> None:
+        """Add a finding about memory accesses of the lanes `bad` at `address`."""
+        item = site.instruction
+        thread, count, (r, c) = self._first(co, bad)
+        at = int(np.broadcast_to(address, co.shape)[r, c])
+        buffer, place = self._place(site, at)
+        verb = "writes" if item.opcode in ("st", "red", "atom") else "reads"
+        if item.opcode == "cp":
+            verb = "copies"
+        messages = {
+            "out-of-bounds": f"a {site.size}-byte access outside every buffer: {place}",
+            "misaligned": f"a {site.size}-byte access at an address that is no multiple of {site.size}: {place}",
+            "uninitialized-read": f"{verb} {site.size} bytes of which some were never written: {place}",
+            "read-only-write": f"writes to a buffer that is only to be read: {place}",
+            "race": f"lanes of one instruction store different values to one address: {place}",
+        }
+        self.launch.log.add(rule, item, messages[rule], thread=thread, address=at, buffer=buffer, count=count)
+
+    def _place(self, site: Site, address: int) -> tuple[str | None, str]:
+        if site.space != "global":
+            space = {"shared": self.space_shared, "local": self.space_local}.get(site.space)
+            size = f" of {space.size} bytes" if space is not None else ""
+            start = space.base if space is not None else 0
+            return None, f"byte {address - start} of {site.space} memory{size}"
+        memory = self.launch.memory
+        offset = address - BASE
+        a = memory.find(offset)
+        if a is not None:
+            return a.name, f"byte {offset - a.start} of {a.name!r}, which has {a.size}"
+        a = memory.nearest(offset)
+        if a is None or max(a.start - offset, offset - a.end) > 1 << 20:
+            return None, f"address {address:#x}, near no buffer"
+        if offset < a.start:
+            return a.name, f"{a.start - offset} bytes before {a.name!r}"
+        return a.name, f"{offset - a.end} bytes after the end of {a.name!r}, which has {a.size}"
+
+    def unsupported(self, item: Instruction, reason: str) -> None:
+        """Stop at an operation that only shows at run time.
+
+        Raises:
+            UnsupportedInstruction: always.
+        """
+        raise UnsupportedInstruction(item, reason)
+
+    def load_param(self, site: Site, address: Array, co: Cohort) -> Array:
+        """Read kernel parameters through a pointer."""
+        from workbench.simulator.access import typed_views
+
+        i = address + site.k
+        if int(i.min()) >= PARAM_WINDOW:
+            i = i - PARAM_WINDOW
+        data = np.zeros(len(self.launch.parameters) + 64, np.uint8)
+        data[: len(self.launch.parameters)] = np.frombuffer(self.launch.parameters, np.uint8)
+        bad = (i < 0) | (i + site.size > len(self.launch.parameters))
+        if bad.any():
+            self.fault("out-of-bounds", site, co, bad, i)
+            i = np.where(bad, 0, i)
+        if ((i & site.mask) != 0).any():
+            self.fault("misaligned", site, co, (i & site.mask) != 0, i)
+        return typed_views(data)[site.size].take(i >> site.shift, mode="clip")
+
+    def printf(self, form: Array, arguments: Array, co: Cohort) -> None:
+        """Collect the text of a device printf, a line a lane."""
+        from workbench.simulator.printf import render
+
+        room = self.options.printf_limit - len(self.launch.printed)
+        if room > 0:
+            self.launch.printed.extend(render(self, form, arguments, co, room))
+
+
+def _needs_whole_warps(block: Block) -> bool:
+    if block.warp_synchronous:
+        return True
+    item = block.instruction
+    if block.action is not Action.BARRIER or item is None:
+        return False
+    return item.opcode == "bar" or "aligned" in item.modifiers
