@@ -52,6 +52,8 @@ class Recipe:
     """Gate and up rounded to bf16 before SiTU."""
     slot_shift: int = 0
     """Slot k computed with the expert of slot k + shift."""
+    first_slot: bool = False
+    """Every slot computed with the expert of slot 0."""
     token_shift: int = 0
     """Token b computed with the experts of token b + shift."""
 
@@ -60,7 +62,7 @@ class Recipe:
         return (
             self.drop_l < axes["L"]
             and self.drop_i < axes["I"]
-            and (not self.slot_shift or axes["K"] > 1)
+            and (not (self.slot_shift or self.first_slot) or axes["K"] > 1)
             and (not self.token_shift or axes["B"] > 1)
         )
 
@@ -81,6 +83,7 @@ MISTAKES: Mapping[str, tuple[str, str, Recipe]] = {
     "no-scales": ("missing-scale", "no scale is applied", Recipe(scale13=False, scale2=False)),
     "next-slot": ("wrong-expert", "each slot uses the expert of the next slot", Recipe(slot_shift=1)),
     "previous-slot": ("wrong-expert", "each slot uses the expert of the slot before", Recipe(slot_shift=-1)),
+    "first-slot": ("wrong-expert", "every slot uses the expert of the first slot", Recipe(first_slot=True)),
     "next-token": ("wrong-expert", "each token uses the experts of the next token", Recipe(token_shift=1)),
     "nibble-order": ("nibble-order", "the high nibble is taken first", Recipe(high_nibble_first=True)),
     "rounded-gate-up": (
@@ -94,7 +97,7 @@ MISTAKES: Mapping[str, tuple[str, str, Recipe]] = {
             f"the last {n} elements are left out of the sum over L",
             Recipe(drop_l=n),
         )
-        for n in (32, 64, 128, 256, 512, 1024, 2048)
+        for n in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
     },
     **{
         f"dropped-i-{n}": (
@@ -102,7 +105,7 @@ MISTAKES: Mapping[str, tuple[str, str, Recipe]] = {
             f"the last {n} elements are left out of the sum over I",
             Recipe(drop_i=n),
         )
-        for n in (32, 64, 128, 256)
+        for n in (8, 16, 32, 64, 128, 256)
     },
 }
 """Rule, description and recipe of each known mistake, by unique name."""
@@ -122,6 +125,8 @@ def run_experts(
     """
     if recipe.slot_shift:
         ids = ids.roll(-recipe.slot_shift, dims=1)
+    if recipe.first_slot:
+        ids = ids[:, :1].expand_as(ids)
     if recipe.token_shift:
         ids = ids.roll(-recipe.token_shift, dims=0)
     x = latent.to(recipe.dtype)
