@@ -185,28 +185,19 @@ class Emitter:
 
     def _materialise(self, value: Value) -> None:
         whole = INTEGERS[value.width]
-        if value.pair is not None:
-            low, high = value.pair
-            if (
-                low.half
-                and high.half
-                and low.half[0] is high.half[0]
-                and (low.half[1], high.half[1]) == (0, 1)
-            ):
-                value.views[whole] = self.view(low.half[0], whole)
-                return
-            narrow = INTEGERS[low.width]
-            a, b = self.view(low, narrow), self.view(high, narrow)
-            shift = self.context.constant(low.width, whole)
-            value.views[whole] = self.code.let(f"{a}.astype({whole}) | ({b}.astype({whole}) << {shift})")
-        elif value.half is not None:
+        if value.half is not None:
             parent, which = value.half
             source = self.view(parent, INTEGERS[parent.width])
             if which:
                 source = f"({source} >> {self.context.constant(value.width, INTEGERS[parent.width])})"
             value.views[whole] = self.code.let(f"{source}.astype({whole})")
-        else:
-            raise AssertionError("a value without content")
+            return
+        assert value.pair is not None, "a value without content"
+        low, high = value.pair
+        narrow = INTEGERS[low.width]
+        a, b = self.view(low, narrow), self.view(high, narrow)
+        shift = self.context.constant(low.width, whole)
+        value.views[whole] = self.code.let(f"{a}.astype({whole}) | ({b}.astype({whole}) << {shift})")
 
     def part(self, value: Value, which: int) -> Value:
         """Return the low (0) or high (1) half of a value without computing anything."""

@@ -93,7 +93,7 @@ class Fact:
     @staticmethod
     def of(value: Value) -> Fact:
         """Return the facts of a value; of a 64-bit value in halves those that hold for both."""
-        if value.pair is not None and not value.views:
+        if value.pair is not None and value.half is None and not value.views:
             halves = Fact.of(value.pair[0]).join(Fact.of(value.pair[1]))
             return (
                 halves if value.width == 64 else Fact(False, True, F32_BITS, halves.bits16, halves.finite16)
