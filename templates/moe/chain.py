@@ -1,4 +1,4 @@
-"""The MoE block of one rank: a chain of four or five launches.
+"""The MoE block of one rank: a chain of three to five launches.
 
     front     logits[b, e] = w_router[e] . x[b] (float32)      latent[b, d] = bf16(w_down[d] . x[b]), d < D
     top_k     ids, weights of the K chosen experts
@@ -6,7 +6,8 @@
     down      expanded[b, k, l] = bf16(w2[e, l] . hidden[b, k])
     combine   out[b, l] = bf16(sum over k in rank order of weights[b, k] * expanded[b, k, l]), float32 FMA
 
-`combine` is a launch of its own ("separate"), or the end of `down` ("fused").
+top_k is a launch of its own (`route` "launch"), or every CTA of gate_up selects for itself ("inline").
+combine is a launch of its own (`combine` "separate"), or the end of down ("fused").
 
 Concurrency.
 - front: `front_split` warps share `front_rows` rows of the stacked router and down-projection weights and
@@ -32,7 +33,8 @@ Arithmetic. float32 accumulation within a piece, then one FMA with the piece's p
 
 Ordering. Each launch may start while its predecessor runs; every thread of every launch waits itself before
 it touches anything but weights, so a launch also sees what the launches before its predecessor wrote. front
-loads its weights, top_k the bias before the wait. gate_up and down cannot: their weights depend on `ids`.
+loads its weights, the selection the bias before the wait. gate_up and down cannot: their weights depend on
+`ids`.
 """
 
 import cutlass
@@ -49,9 +51,10 @@ TEMPLATE = {
         "front_split": [1, 2, 4],
         "lanes": [8, 16],
         "rows": [1, 2],
-        "flight": [1, 2, 7],
+        "flight": [2, 7],
         "down_rows": [1, 2, 4],
-        "down_warps": [4, 8, 16],
+        "down_warps": [8, 16],
+        "route": ["launch", "inline"],
         "combine": ["fused", "separate"],
         "decode": ["cvt", "bits"],
         "math": ["mixed", "f32x2", "f32"],
@@ -65,6 +68,7 @@ TEMPLATE = {
         "flight": 7,
         "down_rows": 2,
         "down_warps": 16,
+        "route": "launch",
         "combine": "fused",
         "decode": "cvt",
         "math": "mixed",
@@ -320,6 +324,11 @@ def key_of(score, expert):
     return (Uint64(ordered) << Uint64(32)) | Uint64(~Uint32(expert))
 
 
+def expert_of(key):
+    """The expert of a key."""
+    return Int32(~Uint32(key & Uint64(0xFFFFFFFF)))
+
+
 class Moe:
     """One point of the space; `__call__` is the host function."""
 
@@ -333,6 +342,7 @@ class Moe:
         self.front_groups = self.threads // (32 * self.front_split)
         self.front_block = self.front_groups * self.front_rows
         self.rows, self.down_rows = knobs["rows"], knobs["down_rows"]
+        self.inline = knobs["route"] == "inline"
         self.fused = knobs["combine"] == "fused"
         self.down_warps = min(knobs["down_warps"], self.slots) if self.fused else knobs["down_warps"]
         piece = Piece(knobs["decode"], knobs["math"])
@@ -370,10 +380,11 @@ class Moe:
             stream=stream,
             use_pdl=True,
         )
-        self.top_k(logits, bias, ids, weights).launch(
-            grid=[self.tokens, 1, 1], block=[TOP_K_THREADS, 1, 1], stream=stream, use_pdl=True
-        )
-        self.gate_up(latent, ids, w13, w13_scale, hidden).launch(
+        if const_expr(not self.inline):
+            self.top_k(logits, bias, ids, weights).launch(
+                grid=[self.tokens, 1, 1], block=[TOP_K_THREADS, 1, 1], stream=stream, use_pdl=True
+            )
+        self.gate_up(latent, logits, bias, ids, weights, w13, w13_scale, hidden).launch(
             grid=[self.width // self.up_block, pairs, 1],
             block=[self.threads, 1, 1],
             stream=stream,
@@ -470,13 +481,16 @@ class Moe:
                 else:
                     latent[token, block * self.front_block + local - self.experts] = total.to(BFloat16)
 
-    @cute.kernel
-    def top_k(self, logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor):
+    @cute.jit
+    def choose(self, logits: cute.Tensor, bias: cute.Tensor, token: Int32, threads: cutlass.Constexpr):
+        """The token's K best experts as keys in shared memory, in rank order; every thread of a CTA calls it.
+
+        The bias is loaded, then the predecessor waited for, then the logits are loaded.
+        """
         thread, _, _ = cute.arch.thread_idx()
-        token, _, _ = cute.arch.block_idx()
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
-        count = -(-self.experts // TOP_K_THREADS)
-        candidates = TOP_K_THREADS // 32 * self.slots
+        count = -(-self.experts // threads)
+        candidates = threads // 32 * self.slots
         smem = cutlass.memory.SmemAllocator()
         found = smem.allocate_tensor(Uint64, cute.make_layout(candidates), 16)
         ranked = smem.allocate_tensor(Uint64, cute.make_layout(self.slots), 16)
@@ -486,16 +500,16 @@ class Moe:
         keys = cute.make_rmem_tensor(count, Uint64)
         for i in range_constexpr(count):
             shift[i] = Float32(0.0)
-            if i * TOP_K_THREADS + thread < self.experts:
-                shift[i] = bias[i * TOP_K_THREADS + thread]
+            if i * threads + thread < self.experts:
+                shift[i] = bias[i * threads + thread]
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         for i in range_constexpr(count):
             raw[i] = Float32(0.0)
-            if i * TOP_K_THREADS + thread < self.experts:
-                raw[i] = logits[token, i * TOP_K_THREADS + thread]
+            if i * threads + thread < self.experts:
+                raw[i] = logits[token, i * threads + thread]
         for i in range_constexpr(count):
-            expert = i * TOP_K_THREADS + thread
+            expert = i * threads + thread
             key = key_of(sigmoid(raw[i]) + shift[i], expert)
             keys[i] = Uint64(cutlass.select_(expert < self.experts, key, Uint64(0)))
 
@@ -524,23 +538,46 @@ class Moe:
             if above < self.slots:
                 ranked[above] = mine
         cute.arch.sync_threads()
+        return ranked
 
-        if warp == 0:
-            expert = Int32(0)
-            score = Float32(0.0)
-            if lane < self.slots:
-                expert = Int32(~Uint32(ranked[lane] & Uint64(0xFFFFFFFF)))
-                score = sigmoid(logits[token, expert])
-            total = cute.arch.warp_reduction_sum(score)
-            if lane < self.slots:
-                ids[token, lane] = expert
-                weights[token, lane] = (score / (total + Float32(1e-20))).to(BFloat16)
+    @cute.jit
+    def publish(
+        self,
+        ranked: cute.Tensor,
+        logits: cute.Tensor,
+        token: Int32,
+        first: Int32,
+        count: cutlass.Constexpr,
+        ids: cute.Tensor,
+        weights: cute.Tensor,
+    ):
+        """One warp writes the ids and weights of ranks `first` to `first + count`."""
+        lane = cute.arch.lane_idx()
+        expert = Int32(0)
+        score = Float32(0.0)
+        if lane < self.slots:
+            expert = expert_of(ranked[lane])
+            score = sigmoid(logits[token, expert])
+        total = cute.arch.warp_reduction_sum(score)
+        if lane >= first and lane < first + count:
+            ids[token, lane] = expert
+            weights[token, lane] = (score / (total + Float32(1e-20))).to(BFloat16)
+
+    @cute.kernel
+    def top_k(self, logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor):
+        token, _, _ = cute.arch.block_idx()
+        ranked = self.choose(logits, bias, token, TOP_K_THREADS)
+        if cute.arch.warp_idx() == 0:
+            self.publish(ranked, logits, token, Int32(0), self.slots, ids, weights)
 
     @cute.kernel
     def gate_up(
         self,
         latent: cute.Tensor,
+        logits: cute.Tensor,
+        bias: cute.Tensor,
         ids: cute.Tensor,
+        weights: cute.Tensor,
         w13: cute.Tensor,
         w13_scale: cute.Tensor,
         hidden: cute.Tensor,
@@ -552,10 +589,17 @@ class Moe:
         first = block * self.up_block + group * self.rows
         shared = cutlass.memory.SmemAllocator().allocate_tensor(BFloat16, self.up.layout(), 16)
 
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        if const_expr(self.inline):
+            ranked = self.choose(logits, bias, token, self.threads)
+            expert = expert_of(ranked[slot])
+            # One CTA of each slot tells the launches that follow.
+            if block == 0 and cute.arch.warp_idx() == 0:
+                self.publish(ranked, logits, token, slot, 1, ids, weights)
+        else:
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+            expert = ids[token, slot]
 
-        expert = ids[token, slot]
         wanted = [first + r for r in range(self.rows)] + [self.width + first + r for r in range(self.rows)]
         matrix = [w13[expert, row, None] for row in wanted]
         scales = [w13_scale[expert, row, None] for row in wanted]

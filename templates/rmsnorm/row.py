@@ -16,6 +16,7 @@ behind the predecessor. `x` is the predecessor's output: every thread waits itse
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, const_expr, range_constexpr
+from cutlass.cute.nvgpu import CopyG2ROp
 
 TEMPLATE = {
     "op": "rmsnorm",
@@ -63,15 +64,16 @@ class RowNorm:
     @cute.jit
     def load(self, row: cute.Tensor, thread: cutlass.Int32) -> cute.Tensor:
         """This thread's vectors of `row` (N,) as a register tensor (vec, steps), zero past the end."""
+        atom = cute.make_copy_atom(CopyG2ROp(), BFloat16, num_bits_per_copy=16 * self.vec)
         held = cute.make_rmem_tensor((self.vec, self.steps), BFloat16)
         for step in range_constexpr(self.steps):
             vector = step * self.threads + thread
             if const_expr((step + 1) * self.threads <= self.vectors):
-                cute.autovec_copy(cute.local_tile(row, (self.vec,), (vector,)), held[None, step])
+                cute.copy(atom, cute.local_tile(row, (self.vec,), (vector,)), held[None, step])
             else:
                 held[None, step].fill(BFloat16(0.0))
                 if vector < self.vectors:
-                    cute.autovec_copy(cute.local_tile(row, (self.vec,), (vector,)), held[None, step])
+                    cute.copy(atom, cute.local_tile(row, (self.vec,), (vector,)), held[None, step])
         return held
 
     @cute.jit

@@ -30,9 +30,36 @@ def template(request: pytest.FixtureRequest) -> Template:
     return load_template(request.param)
 
 
+STRUCTURES: dict[str, list[Knobs]] = {
+    "moe": [{}, {"route": "inline"}, {"combine": "separate"}, {"route": "inline", "combine": "separate"}]
+}
+"""Knob changes that make other kernels of a template, by op; the default alone for the rest."""
+
+VARIANTS = [
+    pytest.param(
+        (path, changes), id="-".join([f"{path.parent.name}/{path.stem}", *map(str, changes.values())])
+    )
+    for path in FILES
+    for changes in STRUCTURES.get(path.parent.name, [{}])
+]
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> tuple[Template, Knobs]:
+    """A template and the knob changes of one of its structures."""
+    path, changes = request.param
+    return load_template(path), changes
+
+
 @pytest.fixture
 def op(template: Template, workspace: Workspace) -> Op:
     return load_op(workspace, template.op)
+
+
+@pytest.fixture(scope="session")
+def real(workspace: Workspace, compiled: Compile) -> Callable[[tuple[Template, Knobs]], Artifact]:
+    """`real(variant)`: the variant compiled for GB300 at the first real workload."""
+    return lambda v: compiled(load_op(workspace, v[0].op), "tp8_b1", v[0], v[1])
 
 
 @pytest.fixture(scope="session")

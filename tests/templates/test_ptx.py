@@ -82,10 +82,8 @@ def test_portable_arithmetic_compiles_for_hopper(template: Template, op: Op, wor
     assert compiled(op, workload, template, changes, "sm_90a").arch == "sm_90a"
 
 
-def test_every_launch_is_pdl_waits_once_and_before_it_releases_dependents(
-    template: Template, op: Op, compiled
-) -> None:
-    for kernel, launch in kernels(compiled(op, "tp8_b1", template)):
+def test_every_launch_is_pdl_waits_once_and_before_it_releases_dependents(variant, real) -> None:
+    for kernel, launch in kernels(real(variant)):
         assert launch.pdl
         (wait,) = waits(kernel)
         assert kernel.instructions[wait].predicate is None
@@ -95,8 +93,8 @@ def test_every_launch_is_pdl_waits_once_and_before_it_releases_dependents(
         assert wait < trigger
 
 
-def test_only_weights_are_touched_before_the_wait(template: Template, op: Op, compiled) -> None:
-    artifact = compiled(op, "tp8_b1", template)
+def test_only_weights_are_touched_before_the_wait(variant, real) -> None:
+    artifact = real(variant)
     for kernel, launch in kernels(artifact):
         (wait,) = waits(kernel)
         for access in accesses(kernel, launch):
@@ -107,28 +105,28 @@ def test_only_weights_are_touched_before_the_wait(template: Template, op: Op, co
                 assert all(r.is_immutable for r in roles), access.instruction.text
 
 
-def test_no_load_leaves_the_memory_model(template: Template, op: Op, compiled) -> None:
-    for kernel, _ in kernels(compiled(op, "tp8_b1", template)):
+def test_no_load_leaves_the_memory_model(variant, real) -> None:
+    for kernel, _ in kernels(real(variant)):
         assert not [x.text for x in kernel.instructions if x.opcode == "ld" and "nc" in x.modifiers]
 
 
-EARLY = {"rms_norm": {"weight"}, "top_k": {"bias"}, "front": {"w_router", "w_down"}}
-"""Weights that do not depend on the predecessor, by kernel: all their loads stand before the wait."""
-
-
-def test_independent_weights_are_loaded_before_the_wait(template: Template, op: Op, compiled) -> None:
-    for kernel, launch in kernels(compiled(op, "tp8_b1", template)):
-        for name in EARLY.get(launch.kernel.rpartition("_")[0], ()):
-            mine = [a for a in accesses(kernel, launch) if name in a.buffers]
-            assert mine
-            assert all(a.at < waits(kernel)[0] for a in mine), name
-
-
-def test_weight_streams_are_sixteen_byte_loads(template: Template, op: Op, compiled) -> None:
-    seen = set()
-    for kernel, launch in kernels(compiled(op, "tp8_b1", template)):
+def test_independent_weights_are_loaded_before_the_wait(variant, real) -> None:
+    found = set()
+    for kernel, launch in kernels(real(variant)):
         for access in accesses(kernel, launch):
-            for name in access.buffers & {"w_router", "w_down", "w13", "w2"}:
+            early = access.buffers & {"weight", "bias", "w_router", "w_down"}
+            found |= early
+            assert not early or access.at < waits(kernel)[0], access.instruction.text
+    wanted = {"rmsnorm": {"weight"}, "moe_topk": {"bias"}, "moe": {"bias", "w_router", "w_down"}}
+    assert found == wanted.get(variant[0].op, set())
+
+
+def test_weight_streams_are_sixteen_byte_loads(variant, real) -> None:
+    streams = {"w_router", "w_down", "w13", "w2"}
+    seen = set()
+    for kernel, launch in kernels(real(variant)):
+        for access in accesses(kernel, launch):
+            for name in access.buffers & streams:
                 seen.add(name)
                 assert {"v4", "b32"} <= set(access.instruction.modifiers), access.instruction.text
-    assert seen == {b.name for b in op.buffers} & {"w_router", "w_down", "w13", "w2"}
+    assert seen == {b.name for b in real(variant).buffers} & streams
