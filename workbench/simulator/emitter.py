@@ -247,7 +247,7 @@ class Emitter:
         """Return the address of a variable or parameter as an array."""
         name = symbol.name
         if name in self.context.symbols:
-            return self.context.constant(self.context.symbols[name], dtype)
+            return self.context.constant(self.context.symbols[name] + symbol.offset, dtype)
         if dtype in ("u64", "s64"):
             return self.context.late(
                 "S", lambda launch: np.array([[launch.global_address(name)]], NUMPY[dtype])

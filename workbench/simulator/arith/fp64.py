@@ -124,11 +124,8 @@ def add(a: Array, b: Array, mode: str = "rn") -> Array:
     total = a + b
     if mode == "rn":
         return total
-    # Halving first keeps the transformation from overflowing; only numbers too small to round are changed by it.
-    large = (np.abs(a) > 2.0**1000) | (np.abs(b) > 2.0**1000)
-    scale = np.where(large, 0.5, 1.0)
-    near, error = _two_sum(a * scale, b * scale)
-    overflow = np.isinf(total) & np.isfinite(near)
+    _, error = _two_sum(a, b)
+    overflow = np.isinf(total) & np.isfinite(a) & np.isfinite(b)
     error = np.where(overflow, -np.copysign(1.0, total), error)
     result = _step(total, error, mode)
     if mode == "rm":
@@ -156,7 +153,8 @@ def fma(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     tail = _odd(rest_high, rest_low)
     near = total_high + tail
     error = (total_high - near) + tail
-    simple = a * b + c  # right for infinities, NaN and zeros
+    # Right for infinities, NaN and zeros; a product of finite numbers must not overflow against an infinite c.
+    simple = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, a * b + c)
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
     zero = (a == 0) | (b == 0)
     near = np.where(finite & ~zero, near, simple)
