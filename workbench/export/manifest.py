@@ -53,7 +53,7 @@ class CheckVerdict(_Data):
 class Manifest(_Data):
     """Everything needed to rebuild, check and launch the kernel without the workspace it came from."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     key: str
     """Key of the artifact: a hash over all that identifies it."""
     op: str

@@ -12,7 +12,6 @@ from workbench.report.findings import Listing
 from workbench.verify.report import Report
 
 if TYPE_CHECKING:
-    from workbench.agent.run import RunResult
     from workbench.artifact import Artifact
 
 

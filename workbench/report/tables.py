@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from workbench.agent.run import Candidate, RunResult
 
 VERDICT_STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
+_ENTRY = re.compile(r"kernel_cutlass_(\w+?)_candidate_[0-9a-f]{12}(?:([A-Za-z]\w*?)_object_at)?")
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 
 
@@ -109,12 +111,12 @@ def print_op(document: OpDocument, console: Console) -> None:
         )
     console.print(table)
     table = simple_table("template", "knobs", "valid points", title="Templates")
-    for t in document.templates:
-        knobs = "\n".join(f"{k}: {' '.join(map(str, v))}" for k, v in t.knobs.items())
+    for template in document.templates:
+        knobs = "\n".join(f"{k}: {' '.join(map(str, v))}" for k, v in template.knobs.items())
         table.add_row(
-            Text.assemble((t.name, "bold"), "\n", t.summary),
+            Text.assemble((template.name, "bold"), "\n", template.summary),
             knobs,
-            "\n".join(f"{k}: {v}" for k, v in t.points.items()),
+            "\n".join(f"{k}: {v}" for k, v in template.points.items()),
         )
     console.print(table)
 
@@ -291,6 +293,12 @@ def quantity(value: float) -> str:
             return f"{value:.0f}" if not prefix else f"{value:.1f} {prefix}"
         value /= 1000
     return f"{value:.2f} T"
+
+
+def kernel_name(entry: str) -> str:
+    """A readable name of a PTX entry: CuTe DSL puts class, source hash and argument types into it."""
+    match = _ENTRY.match(entry)
+    return entry if match is None else ".".join(part for part in (match[2], match[1]) if part)
 
 
 def distance(us: float | None, roofline_us: float) -> str:
