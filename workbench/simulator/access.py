@@ -184,7 +184,7 @@ class GlobalSpace:
         i = address + site.k
         if ck.options.check_memory:
             i = self.in_bounds(site, i, co, ck, write=True)
-        write(self.data, self.shadow, site, i, value, co, ck, BASE)
+        write(self.data, self.shadow, site, i, value, co, ck, BASE, 0)
         self.data[1][0:32] = 0
         self.shadow[1][0:32] = 0
 
@@ -207,8 +207,12 @@ def write(
     co: Cohort,
     ck: Chunk,
     base: int,
+    void: int,
 ) -> None:
-    """Scatter `value` to byte offsets `i`, mark the bytes written, report lanes that disagree on a byte."""
+    """Scatter `value` to byte offsets `i`, mark the bytes written, report lanes that disagree on a byte.
+
+    Lanes that faulted write to offset `void`, where nobody looks.
+    """
     if value.shape != i.shape:
         shape = np.broadcast_shapes(i.shape, value.shape, co.shape if value.size > i.size else i.shape)
         i, value = np.broadcast_to(i, shape), np.broadcast_to(value, shape)
@@ -223,7 +227,7 @@ def write(
         words = 8 if site.size > 8 else site.size
         differ = back.view(RAW[words]) != flat.view(RAW[words])
         if differ.any():
-            bad = differ.reshape(len(index), -1).any(axis=1).reshape(i.shape) & (i != 0)
+            bad = differ.reshape(len(index), -1).any(axis=1).reshape(i.shape) & (i != void)
             if bad.any():
                 ck.fault("race", site, co, bad, i + base)
 
@@ -272,11 +276,11 @@ class BankedSpace:
 
     def load(self, site: Site, address: Array, co: Cohort, ck: Chunk) -> Array:
         """Return raw items of `site.size` bytes at addresses of the space (int64)."""
-        i, _, low, high = self.check(site, address + site.k, co, ck)
+        i, bad, low, high = self.check(site, address + site.k, co, ck)
         at = self.place(i, co)
         at >>= site.shift
         result = self.data[site.size].take(at, mode="clip")
-        if not (site.low <= low and high <= site.high) and ck.options.check_memory:
+        if bad is None and not (site.low <= low and high <= site.high) and ck.options.check_memory:
             self._check_written(site, i, at, low, high, co, ck)
         return result
 
@@ -309,7 +313,7 @@ class BankedSpace:
         at = self.place(i, co)
         if bad is not None:
             at = np.where(bad, self.banks * self.stride, at)
-        write(self.data, self.shadow, site, at, value, co, ck, 0)
+        write(self.data, self.shadow, site, at, value, co, ck, 0, self.banks * self.stride)
 
     def prepare(
         self, site: Site, address: Array, co: Cohort, ck: Chunk, *, write: bool, fresh: bool = False

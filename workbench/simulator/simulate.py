@@ -156,7 +156,8 @@ def _check_float_environment() -> None:
 
 def _place_variables(module: Module, memory: Memory) -> dict[str, int]:
     """Allocate the module's global and constant variables."""
-    addresses = {}
+    addresses: dict[str, int] = {}
+    views: dict[str, Any] = {}
     for v in module.variables:
         if v.space not in ("global", "const") or v.elements is None:
             continue
@@ -168,6 +169,14 @@ def _place_variables(module: Module, memory: Memory) -> dict[str, int]:
         if v.initial:
             view[: len(v.initial)] = np.frombuffer(v.initial, np.uint8)
         addresses[v.name] = memory.address(name)
+        views[v.name] = view
+    for v in module.variables:
+        for offset, symbol, addend in v.pointers:
+            if v.name in views:
+                if symbol not in addresses:
+                    raise WorkbenchError(f"the initial value of {v.name!r} takes the address of {symbol!r}")
+                pointer = (addresses[symbol] + addend).to_bytes(8, "little")
+                views[v.name][offset : offset + 8] = np.frombuffer(pointer, np.uint8)
     return addresses
 
 
