@@ -45,8 +45,6 @@ class Chain:
     weighted: bool = True
     round_sum: bool = False
     """The running sum over slots rounded to bf16 after each."""
-    round_logits: bool = False
-    """Logits rounded to bf16 before the sigmoid."""
     drop_h: int = 0
     """Elements missing from the end of the sums over H."""
     drop_k: int = 0
@@ -58,8 +56,6 @@ class Chain:
         keep = axes["H"] - self.drop_h
         x = inputs["x"].to(dtype)[:, :keep]
         logits = x @ inputs["w_router"][:, :keep].to(dtype).T
-        if self.round_logits:
-            logits = to_bf16(logits).to(dtype)
         latent = inputs["latent"].clone()
         latent[:, : axes["D"]] = to_bf16(x @ inputs["w_down"][:, :keep].to(dtype).T)
         bias = inputs["bias"] if self.use_bias else torch.zeros_like(inputs["bias"])
@@ -293,9 +289,6 @@ OP = Op(
         "unweighted": Fault("missing-scale", "the routing weights are not applied", Chain(weighted=False)),
         "rounded-sum": Fault(
             "wrong-rounding", "the running sum over slots is rounded to bf16", Chain(round_sum=True)
-        ),
-        "rounded-logits": Fault(
-            "wrong-rounding", "the router's logits are rounded to bf16", Chain(round_logits=True)
         ),
         **_drops("drop_h", "H", (8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
         **_drops("drop_k", "K", (1, 2)),

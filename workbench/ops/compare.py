@@ -97,10 +97,9 @@ def measure(golden: torch.Tensor, out: torch.Tensor) -> Errors:
     difference = torch.where(both, out.double() - g, 0.0).abs()
     if not both.any() or not difference.any():
         return Errors(0.0, 0.0)
-    scale = float(g.square().sum().div(both.sum()).sqrt())
+    scale = _scale(g, both)
     if scale == 0.0:
         return Errors(float("inf"), float("inf"), _first(difference > 0))
-    # Divided before squaring: a difference near the largest float32 must not overflow.
     relative = difference / scale
     worst = difference / (g.abs() + scale)
     return Errors(
@@ -159,8 +158,14 @@ def _beyond(golden: torch.Tensor, out: torch.Tensor, limit: float) -> torch.Tens
     g = torch.where(both, golden, 0.0).double()
     if not both.any():
         return both
-    scale = g.square().sum().div(both.sum()).sqrt()
+    scale = _scale(g, both)
     return both & ((out.double() - g).abs() > limit * (g.abs() + scale))
+
+
+def _scale(g: torch.Tensor, counted: torch.Tensor) -> float:
+    """Root mean square of the counted elements (`g` is 0 elsewhere), without overflow of the squares."""
+    largest = float(g.abs().max())
+    return largest * float((g / largest).square().sum().div(counted.sum()).sqrt()) if largest else 0.0
 
 
 def _compare_exactly(golden: torch.Tensor, out: torch.Tensor) -> Comparison:
