@@ -1,0 +1,110 @@
+"""Evaluation of one candidate: compile, verify, predict. Runs inside a worker process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from workbench.agent.run import Candidate, Proposal, Status
+from workbench.artifact import Artifact
+from workbench.compile import ArtifactCache, CompileError, CompileRequest, compile_candidate
+from workbench.cost import Machine, load_machine, predict
+from workbench.findings import Severity
+from workbench.ops import load_op
+from workbench.templates import load_template
+from workbench.verify.report import Report, Verdict
+from workbench.verify.verify import CaseCache, Level, verify_artifact
+from workbench.workspace import Workspace
+
+
+class Job(BaseModel):
+    """What a worker needs to evaluate one candidate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workspace: Path
+    op: str
+    workload: str
+    arch: str
+    machine: str
+    seed: int
+    level: Literal["screen", "full"]
+    proposal: Proposal
+
+
+class Evaluator:
+    """Evaluates jobs one after another, keeping inputs and golden results between them."""
+
+    def __init__(self) -> None:
+        self._cases = CaseCache()
+        self._machines: dict[str, Machine] = {}
+
+    def __call__(self, job: Job) -> Candidate:
+        """Evaluate one candidate; a candidate's own fault is an outcome, not an exception."""
+        workspace = Workspace(job.workspace)
+        op = load_op(workspace, job.op)
+        template = load_template(workspace.template(job.op, job.proposal.template))
+        workload = op.workload(job.workload)
+        outcome = Candidate(proposal=job.proposal, status=Status.FAILED, source_hash=template.source_hash)
+        cache = ArtifactCache(workspace.cache)
+        started = time.monotonic()
+        try:
+            request = CompileRequest.of(op, workload, template, job.proposal.knobs, job.arch)
+            artifact = compile_candidate(request, cache)
+        except CompileError as e:
+            reason = f"{e.kind}: {e.message}" + (f" (line {e.line})" if e.line else "")
+            return outcome.model_copy(
+                update={"reason": reason, "compile_seconds": time.monotonic() - started}
+            )
+        compiled = time.monotonic()
+        outcome = outcome.model_copy(
+            update={
+                "artifact_key": artifact.key,
+                "resources": artifact.resources,
+                "compile_seconds": compiled - started,
+            }
+        )
+        verification = verify_artifact(artifact, op, level=Level(job.level), seed=job.seed, cases=self._cases)
+        report = verification.report
+        status = Status.VERIFIED if report.verdict is Verdict.PASS else Status.REFUSED
+        prediction = None
+        if verification.counters:
+            prediction = predict(artifact, verification.counters, self._machine(job.machine))
+        return outcome.model_copy(
+            update={
+                "status": status,
+                "reason": "" if status is Status.VERIFIED else reason_of(report),
+                "report": report,
+                "prediction": prediction,
+                "lane_instructions": verification.lane_instructions,
+                "verify_seconds": time.monotonic() - compiled,
+            }
+        )
+
+    def _machine(self, name: str) -> Machine:
+        if name not in self._machines:
+            self._machines[name] = load_machine(name)
+        return self._machines[name]
+
+
+def reason_of(report: Report) -> str:
+    """One line that says why a report does not pass."""
+    for check in report.checks:
+        if check.verdict is Verdict.FAIL:
+            error = next((f for f in check.findings if f.severity is Severity.ERROR), None)
+            return (
+                f"{check.name}: {error.rule}: {error.message}" if error else f"{check.name}: {check.summary}"
+            )
+    undecided = next((c for c in report.checks if c.verdict is Verdict.UNKNOWN), None)
+    return f"{undecided.name}: undecided: {undecided.summary}" if undecided else "nothing was checked"
+
+
+def load_artifact(workspace: Workspace, key: str) -> Artifact:
+    """Read an artifact that an evaluation left in the cache; raises KeyError if it is gone."""
+    artifact = ArtifactCache(workspace.cache).get(key)
+    if artifact is None:
+        raise KeyError(key)
+    return artifact

@@ -1,0 +1,350 @@
+"""The offline proposer: no model and no key, seeded, in rounds over an op's templates and their knobs.
+
+Each round asks the study of every template for its share of candidates, evaluates them in workers and
+tells the outcomes back in the order they were asked. So a seed decides the whole run, whatever the number of
+workers; and an interrupted run is continued by asking again and taking the outcomes that are already on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from workbench.agent.evaluate import Job, load_artifact
+from workbench.agent.events import (
+    CandidateFinished,
+    CandidateStarted,
+    Event,
+    FinalistFinished,
+    FinalistStarted,
+    OnEvent,
+    RoundStarted,
+    RunStarted,
+    WinnerExported,
+)
+from workbench.agent.record import record_of
+from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status
+from workbench.agent.workers import Lost, WorkerPool
+from workbench.artifact import stable_hash
+from workbench.compile import ARCHITECTURES
+from workbench.cost import Machine, load_machine, roofline
+from workbench.errors import UnknownNameError, WorkbenchError
+from workbench.export import export_winner
+from workbench.ops import load_op
+from workbench.ops.model import Op, Workload
+from workbench.records import RecordStore, hash_file
+from workbench.templates import Template, load_template
+from workbench.tune import Points, Study, StudyIdentity, Trial, make_sampler
+from workbench.workspace import Workspace
+
+SECONDS_A_CANDIDATE = 90.0
+"""Limit for one candidate's compile and checks; compiling and simulating have tighter limits of their own."""
+
+_FINALISTS = 5
+"""How many of the best are put through every check before the run gives up."""
+
+
+@dataclass(frozen=True)
+class _Context:
+    workspace: Workspace
+    op: Op
+    workload: Workload
+    templates: tuple[Template, ...]
+    machine: Machine
+    settings: RunSettings
+    store: RunStore
+    on_event: OnEvent
+
+    @property
+    def premises(self) -> str:
+        """Hash of the machine description behind the predictions."""
+        return stable_hash(self.machine.model_dump(mode="json"))
+
+
+def propose(
+    workspace: Workspace,
+    op_name: str,
+    workload_name: str,
+    *,
+    arch: str = "sm_103a",
+    machine: str = "gb300",
+    seed: int = 0,
+    rounds: int = 4,
+    batch: int = 8,
+    templates: Sequence[str] = (),
+    workers: int | None = None,
+    resume: str | None = None,
+    export: bool = True,
+    on_event: OnEvent = lambda event: None,
+) -> RunResult:
+    """Propose, evaluate and rank candidates for one op at one workload; export the winner with its evidence.
+
+    Args:
+        templates: template names to draw from; empty for all of the op's.
+        workers: evaluation processes; by default one a core, at most eight.
+        resume: id of an interrupted run to continue; the other settings are then that run's own.
+        export: whether the winner is written to the workspace's generated kernels.
+
+    Raises:
+        WorkbenchError: for an unknown name, a template or verifier that changed since the run began, a
+            template without a valid point, or a folder that cannot be written.
+    """
+    started = time.monotonic()
+    if resume is not None:
+        context = _resume(workspace, resume, on_event)
+    else:
+        context = _begin(
+            workspace, op_name, workload_name, arch, machine, seed, rounds, batch, tuple(templates), on_event
+        )
+    settings, described = context.settings, context.machine
+    records = RecordStore(workspace.tuning_db / "records.sqlite")
+    with WorkerPool(
+        "workbench.agent.worker",
+        workers or min(8, len(os.sched_getaffinity(0))),
+        SECONDS_A_CANDIDATE,
+        {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    ) as pool:
+        candidates = _search(context, pool, records)
+        searched = time.monotonic()
+        winner, exported = _choose(context, pool, candidates, export)
+    result = RunResult(
+        settings=settings,
+        candidates=tuple(candidates),
+        winner=winner.proposal.index if winner else None,
+        exported=exported,
+        roofline_us=roofline(context.op, context.workload, described).us,
+        seconds=time.monotonic() - started,
+        seconds_to_export=time.monotonic() - searched,
+    )
+    context.store.finish(result)
+    return result
+
+
+def _begin(
+    workspace: Workspace,
+    op_name: str,
+    workload_name: str,
+    arch: str,
+    machine: str,
+    seed: int,
+    rounds: int,
+    batch: int,
+    templates: tuple[str, ...],
+    on_event: OnEvent,
+) -> _Context:
+    """A new run, its settings on disk."""
+    if arch not in ARCHITECTURES:
+        raise UnknownNameError("arch", arch, ARCHITECTURES)
+    if rounds < 1 or batch < 1:
+        raise WorkbenchError(f"a run needs at least one round of one candidate, not {rounds} of {batch}")
+    op = load_op(workspace, op_name)
+    workload = op.workload(workload_name)
+    described = load_machine(machine)
+    names = templates or tuple(workspace.template_names(op_name))
+    if not names:
+        raise WorkbenchError(f"op {op_name!r} has no template; add {workspace.templates / op_name}/NAME.py")
+    loaded = tuple(load_template(workspace.template(op_name, name)) for name in names)
+    settings = RunSettings(
+        run_id=f"{op_name}-{workload_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}",
+        op=op_name,
+        workload=workload_name,
+        arch=arch,
+        machine=described.name,
+        agent="offline",
+        seed=seed,
+        rounds=rounds,
+        batch=batch,
+        templates=names,
+        template_hashes=tuple(t.source_hash for t in loaded),
+        verifier_hash=hash_file(workspace.verifier(op_name)),
+    )
+    store = RunStore.create(workspace.runs, settings)
+    return _Context(workspace, op, workload, loaded, described, settings, store, on_event)
+
+
+def _resume(workspace: Workspace, run_id: str, on_event: OnEvent) -> _Context:
+    """An earlier run with the settings it was begun with."""
+    store, settings = RunStore.open(workspace.runs, run_id)
+    op = load_op(workspace, settings.op)
+    loaded = tuple(load_template(workspace.template(settings.op, name)) for name in settings.templates)
+    hashes = tuple(t.source_hash for t in loaded)
+    if (settings.template_hashes, settings.verifier_hash) != (hashes, hash_file(workspace.verifier(op.name))):
+        raise WorkbenchError(
+            f"run {run_id} was begun with other templates or another verifier; start a new run"
+        )
+    workload, described = op.workload(settings.workload), load_machine(settings.machine)
+    return _Context(workspace, op, workload, loaded, described, settings, store, on_event)
+
+
+def _search(context: _Context, pool: WorkerPool, records: RecordStore) -> list[Candidate]:
+    """Run all rounds; return the candidates in the order they were proposed."""
+    settings = context.settings
+    studies = {t.name: _study(context, t) for t in context.templates}
+    trials: dict[int, Trial] = {}
+    known = context.store.candidates()
+    context.on_event(RunStarted(settings, len(known)))
+    candidates: list[Candidate] = []
+    for number in range(settings.rounds):
+        proposals = _ask(context, studies, trials, candidates, number)
+        if not proposals:
+            break
+        context.on_event(RoundStarted(number, proposals))
+        for candidate in _evaluate(context, pool, proposals, known, records):
+            failure = None if candidate.predicted_us is not None else candidate.status.value
+            trial = trials[candidate.proposal.index]
+            studies[candidate.proposal.template].tell(trial, value_us=candidate.predicted_us, failure=failure)
+            candidates.append(candidate)
+    if not candidates:
+        raise WorkbenchError(
+            f"no template of {settings.op} has a valid point at {settings.workload}; check their constraints"
+        )
+    return candidates
+
+
+def _study(context: _Context, template: Template) -> Study:
+    """A study in memory: an interrupted run is asked again from its start, so nothing else need be stored."""
+    space = template.space(context.workload.axes)
+    settings = context.settings
+    identity = StudyIdentity.of(
+        template,
+        settings.workload,
+        space,
+        arch=settings.arch,
+        device=settings.machine,
+        objective="predicted",
+        run=settings.run_id,
+    )
+    return Study(Points.of(space), identity, make_sampler("tpe", settings.seed), first=[template.default])
+
+
+def _ask(
+    context: _Context,
+    studies: dict[str, Study],
+    trials: dict[int, Trial],
+    candidates: Sequence[Candidate],
+    number: int,
+) -> tuple[Proposal, ...]:
+    """The next round's proposals: one a template first, the rest to the template that did best so far.
+
+    `trials` receives the study's trial of each proposal.
+    """
+    batch = context.settings.batch
+    best: dict[str, float] = {}
+    for c in candidates:
+        if c.predicted_us is not None:
+            name = c.proposal.template
+            best[name] = min(best.get(name, float("inf")), c.predicted_us)
+    ranked = sorted(studies, key=lambda name: (best.get(name, float("inf")), name))
+    shares = {name: min(1, batch) for name in ranked}
+    spare = max(0, batch - sum(shares.values()))
+    if best:
+        shares[ranked[0]] += spare
+    else:
+        for i in range(spare):
+            shares[ranked[i % len(ranked)]] += 1
+    proposals: list[Proposal] = []
+    for name in ranked:
+        for trial in studies[name].ask_batch(shares[name]):
+            index = len(candidates) + len(proposals)
+            trials[index] = trial
+            proposals.append(Proposal(index=index, round=number, template=name, knobs=trial.knobs))
+    return tuple(proposals)
+
+
+def _evaluate(
+    context: _Context,
+    pool: WorkerPool,
+    proposals: Sequence[Proposal],
+    known: dict[int, Candidate],
+    records: RecordStore,
+) -> list[Candidate]:
+    """Evaluate one round; outcomes in the order of the proposals."""
+    done: dict[int, Candidate] = {}
+    for p in proposals:
+        if p.index in known and known[p.index].proposal == p:
+            done[p.index] = known[p.index]
+            context.on_event(CandidateFinished(known[p.index], known=True))
+    open_proposals = [p for p in proposals if p.index not in done]
+    for candidate in _in_workers(context, pool, open_proposals, "screen", CandidateStarted):
+        context.store.add(candidate)
+        if candidate.artifact_key is not None:
+            artifact = load_artifact(context.workspace, candidate.artifact_key)
+            records.add(record_of(context.op, context.settings, context.premises, artifact, candidate))
+        done[candidate.proposal.index] = candidate
+        context.on_event(CandidateFinished(candidate, known=False))
+    return [done[p.index] for p in proposals]
+
+
+def _in_workers(
+    context: _Context,
+    pool: WorkerPool,
+    proposals: Sequence[Proposal],
+    level: str,
+    started: type[CandidateStarted] | None,
+) -> Iterator[Candidate]:
+    settings = context.settings
+    jobs = [
+        Job.model_validate(
+            {
+                "workspace": context.workspace.root,
+                "op": settings.op,
+                "workload": settings.workload,
+                "arch": settings.arch,
+                "machine": settings.machine,
+                "seed": settings.seed,
+                "level": level,
+                "proposal": p.model_dump(),
+            }
+        ).model_dump_json()
+        for p in proposals
+    ]
+
+    def on_start(i: int) -> None:
+        if started is not None:
+            event: Event = started(proposals[i])
+            context.on_event(event)
+
+    for i, answer in pool.run(jobs, on_start):
+        if isinstance(answer, Lost):
+            reason = f"{answer.reason}: {answer.detail}"
+            yield Candidate(proposal=proposals[i], status=Status.FAILED, reason=reason)
+        else:
+            yield Candidate.model_validate_json(answer)
+
+
+def _choose(
+    context: _Context, pool: WorkerPool, candidates: list[Candidate], export: bool
+) -> tuple[Candidate | None, str | None]:
+    """Put the best through every check, export the first that passes; `candidates` gets the new outcomes."""
+    ranked = sorted(
+        (c for c in candidates if c.predicted_us is not None),
+        key=lambda c: (c.predicted_us, c.proposal.index),
+    )
+    for finalist in ranked[:_FINALISTS]:
+        context.on_event(FinalistStarted(finalist))
+        (checked,) = _in_workers(context, pool, [finalist.proposal], "full", None)
+        candidates[checked.proposal.index] = checked
+        context.on_event(FinalistFinished(checked))
+        if (
+            checked.status is Status.VERIFIED
+            and checked.artifact_key
+            and checked.report
+            and checked.prediction
+        ):
+            if not export:
+                return checked, None
+            artifact = load_artifact(context.workspace, checked.artifact_key)
+            folder = export_winner(
+                context.workspace,
+                artifact,
+                checked.report,
+                checked.prediction,
+                run_id=context.settings.run_id,
+                candidates=len(candidates),
+            )
+            context.on_event(WinnerExported(checked, folder))
+            return checked, str(folder.relative_to(context.workspace.root))
+    return None, None

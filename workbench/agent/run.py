@@ -1,0 +1,193 @@
+"""A proposing run as data: settings, candidates and outcomes, kept on disk so that it can go on.
+
+A run is a folder `<runs>/<run id>/` with `run.json` (settings) and one `candidates/<index>.json` a finished
+candidate. Each file is written atomically: a run that was interrupted loses only what was being evaluated.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from workbench.artifact import Resources
+from workbench.cost import Prediction
+from workbench.errors import ContentError, UnknownNameError, WorkbenchError
+from workbench.files import write_atomic
+from workbench.verify.report import Report
+
+FORMAT = 1
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+
+class Status(StrEnum):
+    """What became of a candidate."""
+
+    VERIFIED = "verified"
+    """Every check passed."""
+    REFUSED = "refused"
+    """A check failed or could not decide."""
+    FAILED = "failed"
+    """It did not compile, crashed, or ran out of time."""
+
+
+class Proposal(_Data):
+    """One candidate to evaluate."""
+
+    index: int
+    """Position in the run, from 0; the order in which candidates were asked for."""
+    round: int
+    template: str
+    knobs: dict[str, int | str | bool]
+
+
+class Candidate(_Data):
+    """A proposal with what it came to."""
+
+    proposal: Proposal
+    status: Status
+    reason: str = ""
+    """Why it was refused or failed; empty if verified."""
+    source_hash: str = ""
+    artifact_key: str | None = None
+    report: Report | None = None
+    prediction: Prediction | None = None
+    resources: dict[str, Resources] = {}
+    lane_instructions: int = 0
+    """Simulated PTX instructions times active lanes, over all checks."""
+    compile_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    @property
+    def predicted_us(self) -> float | None:
+        """Predicted time in microseconds, if the candidate was verified."""
+        if self.status is not Status.VERIFIED or self.prediction is None:
+            return None
+        return self.prediction.us
+
+
+class RunSettings(_Data):
+    """Everything that decides what a run proposes; a resumed run keeps them."""
+
+    format: int = FORMAT
+    run_id: str
+    op: str
+    workload: str
+    arch: str
+    machine: str
+    agent: str
+    seed: int
+    rounds: int
+    batch: int
+    """Candidates a round."""
+    templates: tuple[str, ...]
+    template_hashes: tuple[str, ...]
+    verifier_hash: str
+
+
+class RunResult(_Data):
+    """Outcome of a run."""
+
+    settings: RunSettings
+    candidates: tuple[Candidate, ...]
+    winner: int | None
+    """Index of the winning candidate."""
+    exported: str | None
+    """Folder of the exported winner, relative to the workspace."""
+    roofline_us: float
+    seconds: float
+    """Wall time of the proposing, set-up included."""
+    seconds_to_export: float = 0.0
+    """Of which the winner's full verification and its export."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's name, for `--resume`."""
+        return self.settings.run_id
+
+    def best(self) -> Candidate | None:
+        """The winner."""
+        return next((c for c in self.candidates if c.proposal.index == self.winner), None)
+
+
+class RunStore:
+    """The folder of one run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @staticmethod
+    def create(runs: Path, settings: RunSettings) -> RunStore:
+        """Start a new run's folder."""
+        store = RunStore(runs / settings.run_id)
+        write_atomic(store.root / "run.json", settings.model_dump_json(indent=1))
+        return store
+
+    @staticmethod
+    def open(runs: Path, run_id: str) -> tuple[RunStore, RunSettings]:
+        """Open an earlier run.
+
+        Raises:
+            UnknownNameError: if there is no such run.
+            ContentError: if its settings cannot be read or come from a newer version.
+        """
+        path = runs / run_id / "run.json"
+        if not path.is_file():
+            known = [p.parent.name for p in runs.glob("*/run.json")] if runs.is_dir() else []
+            raise UnknownNameError("run", run_id, known)
+        try:
+            settings = RunSettings.model_validate_json(path.read_text())
+        except (ValidationError, OSError, UnicodeDecodeError) as e:
+            raise ContentError(
+                path, "is damaged or from another version; start a new run without --resume"
+            ) from e
+        if settings.format != FORMAT:
+            raise ContentError(
+                path, f"has format {settings.format}, this version reads {FORMAT}; it is left as it is"
+            )
+        return RunStore(runs / run_id), settings
+
+    def add(self, candidate: Candidate) -> None:
+        """Keep a finished candidate."""
+        write_atomic(
+            self.root / "candidates" / f"{candidate.proposal.index:05d}.json", candidate.model_dump_json()
+        )
+
+    def candidates(self) -> dict[int, Candidate]:
+        """Finished candidates by index; a damaged file is as if the candidate had not been evaluated."""
+        found: dict[int, Candidate] = {}
+        for path in sorted((self.root / "candidates").glob("*.json")):
+            try:
+                candidate = Candidate.model_validate_json(path.read_text())
+            except (ValidationError, OSError, UnicodeDecodeError):
+                continue
+            found[candidate.proposal.index] = candidate
+        return found
+
+    def finish(self, result: RunResult) -> None:
+        """Keep the outcome beside the settings."""
+        write_atomic(self.root / "result.json", result.model_dump_json())
+
+
+def load_result(runs: Path, run_id: str) -> RunResult:
+    """Read a finished run's outcome.
+
+    Raises:
+        UnknownNameError: if there is no such run.
+        WorkbenchError: if the run did not finish.
+        ContentError: if the file is damaged.
+    """
+    store, _ = RunStore.open(runs, run_id)
+    path = store.root / "result.json"
+    if not path.is_file():
+        raise WorkbenchError(
+            f"run {run_id} has not finished; continue it with `workbench propose --resume {run_id}`"
+        )
+    try:
+        return RunResult.model_validate_json(path.read_text())
+    except (ValidationError, UnicodeDecodeError) as e:
+        raise ContentError(path, "is damaged or from another version") from e

@@ -1,0 +1,151 @@
+"""A pool of evaluation processes that survives any of them: a worker that hangs or dies costs its own job.
+
+Workers are fresh interpreters that read one JSON job a line on standard input and answer one JSON line on a
+private pipe: a pool works the same from a script, a notebook or a test, and nothing but data crosses over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+STARTUP_SECONDS = 60.0
+"""Grace for a worker's first job: it imports torch and loads the op's inputs."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job that came to nothing because its worker had to be killed or died."""
+
+    reason: str
+    """`timeout` or `crash`."""
+    detail: str
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    answers: int
+    """File descriptor the worker's answers are read from."""
+    job: int | None = None
+    deadline: float = 0.0
+    fresh: bool = True
+    received: bytearray = field(default_factory=bytearray)
+
+
+class WorkerPool:
+    """Evaluates JSON jobs in `count` processes that run `python -m module`.
+
+    Use it as a context manager; leaving it kills every worker with all of its children.
+    """
+
+    def __init__(
+        self, module: str, count: int, seconds_a_job: float, environment: dict[str, str] | None = None
+    ) -> None:
+        self._module, self._count, self._limit = module, count, seconds_a_job
+        self._environment = {**os.environ, **(environment or {})}
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in list(self._workers):
+            self._kill(worker)
+        self._selector.close()
+
+    def run(
+        self, jobs: Sequence[str], on_start: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[int, str | Lost]]:
+        """Evaluate `jobs`; yield `(index, answer)` as they finish, in no particular order."""
+        waiting = list(range(len(jobs)))[::-1]
+        open_jobs = len(jobs)
+        while open_jobs:
+            self._hand_out(waiting, jobs, on_start)
+            for index, answer in self._collect():
+                open_jobs -= 1
+                yield index, answer
+
+    def _hand_out(
+        self, waiting: list[int], jobs: Sequence[str], on_start: Callable[[int], None] | None
+    ) -> None:
+        while waiting:
+            worker = next((w for w in self._workers if w.job is None), None)
+            if worker is None:
+                if len(self._workers) >= self._count:
+                    return
+                worker = self._start()
+            index = waiting.pop()
+            worker.job = index
+            worker.deadline = time.monotonic() + self._limit + (STARTUP_SECONDS if worker.fresh else 0.0)
+            assert worker.process.stdin is not None
+            # A worker that died since its last answer is noticed when its pipe is read.
+            with contextlib.suppress(BrokenPipeError):
+                worker.process.stdin.write(jobs[index].encode() + b"\n")
+                worker.process.stdin.flush()
+            if on_start is not None:
+                on_start(index)
+
+    def _collect(self) -> Iterator[tuple[int, str | Lost]]:
+        busy = [w for w in self._workers if w.job is not None]
+        patience = max(0.0, min(w.deadline for w in busy) - time.monotonic())
+        for key, _ in self._selector.select(timeout=patience):
+            worker: _Worker = key.data
+            chunk = os.read(worker.answers, 1 << 20)
+            if not chunk:
+                code = worker.process.wait()
+                job = worker.job
+                self._kill(worker)
+                if job is not None:
+                    yield job, Lost("crash", f"the evaluation process ended with code {code}")
+                continue
+            worker.received += chunk
+            if worker.received.endswith(b"\n") and worker.job is not None:
+                answer, job = worker.received.decode(), worker.job
+                worker.received.clear()
+                worker.job, worker.fresh = None, False
+                yield job, answer
+        now = time.monotonic()
+        for worker in [w for w in self._workers if w.job is not None and w.deadline <= now]:
+            job = worker.job
+            self._kill(worker)
+            assert job is not None
+            yield job, Lost("timeout", f"no answer within {self._limit:.0f} s")
+
+    def _start(self) -> _Worker:
+        read_end, write_end = os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._module, str(write_end)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(write_end,),
+            env=self._environment,
+            start_new_session=True,
+        )
+        os.close(write_end)
+        worker = _Worker(process, read_end)
+        self._workers.append(worker)
+        self._selector.register(read_end, selectors.EVENT_READ, worker)
+        return worker
+
+    def _kill(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        self._selector.unregister(worker.answers)
+        os.close(worker.answers)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        if worker.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                worker.process.stdin.close()
+        worker.process.wait()
