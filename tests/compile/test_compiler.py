@@ -44,7 +44,9 @@ def test_launches_are_those_of_the_source(server: CompileServer) -> None:
     assert all(launch.pdl for launch in rest)
     assert [launch.params[1].relocations[0].addend for launch in rest] == [1024 * r for r in range(5)]
     assert [launch.params[1].relocations[0].buffer for launch in rest] == ["out"] * 5
-    assert [int.from_bytes(bytes.fromhex(launch.params[3].data), "little") for launch in rest] == list(range(5))
+    assert [int.from_bytes(bytes.fromhex(launch.params[3].data), "little") for launch in rest] == list(
+        range(5)
+    )
     assert [launch.params[2].data for launch in rest] == ["0000803f"] * 2 + ["0000003f"] * 3
     assert len({launch.kernel for launch in rest[2:]}) == 1
     assert {launch.kernel for launch in artifact.launches} <= artifact.resources.keys()
@@ -82,7 +84,11 @@ def test_equal_sources_give_equal_bytes(server: CompileServer, tmp_path: Path) -
     with CompileServer() as other:
         second = compile_candidate(request(SCALE), ArtifactCache(tmp_path), server=other)
     assert first == second
-    assert "/tmp" not in first.ptx and b"/tmp" not in first.cubin and str(Path.home()).encode() not in first.cubin
+    assert (
+        "/tmp" not in first.ptx
+        and b"/tmp" not in first.cubin
+        and str(Path.home()).encode() not in first.cubin
+    )
     assert '.file\t1 "candidate.py"' in first.ptx
 
 
@@ -133,7 +139,9 @@ def test_warm_cache_needs_no_child(tmp_path: Path, server: CompileServer) -> Non
 
 
 def test_ptxas_flags_reach_ptxas(server: CompileServer) -> None:
-    plain, slow = (compiled(SCALE, server, ptxas_flags=f) for f in (("-O3", "-lineinfo"), ("-O0", "-lineinfo")))
+    plain, slow = (
+        compiled(SCALE, server, ptxas_flags=f) for f in (("-O3", "-lineinfo"), ("-O0", "-lineinfo"))
+    )
     assert plain.ptx == slow.ptx and plain.cubin != slow.cubin
     assert slow.toolchain.ptxas_flags == ("-O0", "-lineinfo")
 
@@ -155,13 +163,14 @@ def test_names_of_axes_and_constants_must_differ() -> None:
         (copy(build="raise ValueError('no luck')"), "user", 15, "ValueError: no luck"),
         (copy(factor="nope"), "user", 7, "'nope' is not defined"),
         (copy().replace("y[tid] = x", "if tid > 3:\n        z = 1.0\n    y[tid] = z * x"), "user", 9, "'z'"),
-        (copy().replace("y[tid] = x", "if tid > 3:\n        return\n    y[tid] = x"), "user", 8, "Early exit"),
+        (copy().replace("y[tid] = x", "if tid > 3:\n        return\n    y[tid] = x"), "user", 8,
+         "Early exit"),
         ("def build(:\n", "user", 1, "SyntaxError"),
         ("import math\n", "user", None, "no function `build"),
         (copy().replace("return host", "return 3"), "user", None, "callable, not int"),
-        (copy().replace("y: cute.Tensor, stream", "z: cute.Tensor, stream"), "user", None, "'z' is no buffer"),
-        (copy().replace("def host(x: cute.Tensor, y: cute.Tensor, stream)", "def host(x: cute.Tensor)"), "user",
-         None, "must be `stream`"),
+        (copy().replace("y: cute.Tensor, stream", "z: cute.Tensor, stream"), "user", None,
+         "'z' is no buffer"),
+        (copy().replace("y: cute.Tensor, stream", "y: cute.Tensor"), "user", None, "must be `stream`"),
         (copy().replace(", stream=stream", ""), "user", None, "without `stream=stream`"),
         (copy(block="[2048, 1, 1]"), "user", None, "block (2048, 1, 1) is not launchable"),
         (copy(grid="[70000, 70000, 1]"), "user", None, "grid (70000, 70000, 1) is not launchable"),
@@ -207,8 +216,15 @@ def test_assembler_errors_are_the_compilers(server: CompileServer) -> None:
 
 
 def test_launch_with_cluster_and_cooperative(server: CompileServer) -> None:
-    (launch,) = compiled(copy(grid="[4, 2, 1]", more=", cluster=[2, 2, 1], cooperative=True"), server).launches
-    assert (launch.grid, launch.cluster, launch.cooperative, launch.pdl) == ((4, 2, 1), (2, 2, 1), True, False)
+    (launch,) = compiled(
+        copy(grid="[4, 2, 1]", more=", cluster=[2, 2, 1], cooperative=True"), server
+    ).launches
+    assert (launch.grid, launch.cluster, launch.cooperative, launch.pdl) == (
+        (4, 2, 1),
+        (2, 2, 1),
+        True,
+        False,
+    )
 
 
 def test_packed_and_byte_buffers_reach_the_kernel(server: CompileServer) -> None:
@@ -240,7 +256,9 @@ def build(axes, knobs):
     assert [p.relocations[0].buffer for p in launch.params] == ["w", "s", "y"]
 
 
-STATIC = "    s = cute.arch.alloc_smem(cute.Float32, {n})\n    s[tid] = x[0, tid]\n    cute.arch.sync_threads()\n"
+STATIC = (
+    "    s = cute.arch.alloc_smem(cute.Float32, {n})\n    s[tid] = x[0, tid]\n    cute.arch.sync_threads()\n"
+)
 DYNAMIC = (
     "    d = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(64))\n"
     "    d[tid] = x[1, tid]\n    cute.arch.sync_threads()\n"
@@ -248,7 +266,9 @@ DYNAMIC = (
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize(("words", "dynamic"), [(0, False), (0, True), (64, False), (1000, False), (70, True)])
+@pytest.mark.parametrize(
+    ("words", "dynamic"), [(0, False), (0, True), (64, False), (1000, False), (70, True)]
+)
 def test_resources_are_what_the_assembler_says(
     server: CompileServer, arch: str, words: int, dynamic: bool
 ) -> None:
@@ -272,7 +292,9 @@ def test_resources_are_what_the_assembler_says(
 def test_spills_are_counted(server: CompileServer) -> None:
     # 1024 threads leave 64 registers each; a hundred live values do not fit.
     lines = "".join(f"    v{i} = x[{i % 5}, (tid + {i}) % 256]\n" for i in range(100))
-    uses = "".join(f"    y[tid % 256] = v{i} * v{(i * 7) % 100}\n    cute.arch.sync_threads()\n" for i in range(100))
+    uses = "".join(
+        f"    y[tid % 256] = v{i} * v{(i * 7) % 100}\n    cute.arch.sync_threads()\n" for i in range(100)
+    )
     source = copy(block="[1024, 1, 1]").replace("    y[tid] = x[0, tid] * 1.0\n", lines + uses)
     (resources,) = compiled(source, server).resources.values()
     assert resources.registers <= 64

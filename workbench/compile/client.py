@@ -200,13 +200,21 @@ class CompileServer:
             environment[name] = str(self._root)
         environment |= _FIXED_VARIABLES
         path = [str(Path(__file__).resolve().parents[2]), *(p for p in sys.path if p)]
-        log = (self._root / "server.log").open("wb")
-        with log:
-            process = subprocess.Popen(
-                [sys.executable, "-s", "-E", "-c", _START, str(self._root), json.dumps(path)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=self._root,
-                start_new_session=True,
-            )  # fmt: skip
+        command = [sys.executable, "-s", "-E", "-c", _START, str(self._root), json.dumps(path)]
+        try:
+            with (self._root / "server.log").open("wb") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    cwd=self._root,
+                    start_new_session=True,
+                )
+        except OSError as e:
+            shutil.rmtree(self._root, ignore_errors=True)
+            raise CompileError("tool", f"the compile server does not start: {e}") from e
         watchdog = threading.Timer(_START_SECONDS, process.kill)
         watchdog.daemon = True
         watchdog.start()

@@ -36,7 +36,7 @@ from workbench.compile.hostcode import (
 )
 from workbench.compile.request import CompileError
 
-MAX_STEPS = 5_000_000
+MAX_STEPS = 1_500_000
 MAX_LAUNCHES = 4096
 MAX_STACK = 64 << 20
 
@@ -49,6 +49,18 @@ _ATTRIBUTE_SIZE = 72
 """cudaLaunchAttribute: i32 id, 4 bytes of padding, 64 bytes of value."""
 _COOPERATIVE, _CLUSTER, _PDL, _PREFERRED_CLUSTER = 2, 4, 6, 11
 _IGNORED_ATTRIBUTES = frozenset({0})
+
+
+_MALFORMED = (
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What garbled text of an untrusted child may end in besides HostCodeError."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,8 @@ def recover_launches(
     # Two placements in opposite order: no address of one run is explained by another buffer's in the other.
     step = max(_BUFFER_STEP, 1 << (2 * max(sizes.values(), default=1)).bit_length())
     first = {n: step * (i + 1) for i, n in enumerate(names)}
-    second = {n: step * (2 * len(names) - i) + (1 << 33) for i, n in enumerate(names)}
+    # The low halves differ too, above the page: a parameter made of a part of an address is found as well.
+    second = {n: step * (2 * len(names) - i) + 0x1357_1000 * (i + 1) for i, n in enumerate(names)}
     try:
         module = read_module(mlir)
         host = module.function(function)
@@ -93,6 +106,8 @@ def recover_launches(
         b = _Machine(module, host, parameters, second).run()
     except HostCodeError as e:
         raise CompileError("compiler", f"launches cannot be recovered: {e}") from e
+    except _MALFORMED as e:
+        raise CompileError("compiler", f"launches cannot be recovered: malformed host code ({e})") from e
     if not a:
         raise CompileError("user", "the host function launches no kernel")
     if len(a) != len(b):
@@ -197,8 +212,8 @@ class _Machine:
                     if code:
                         raise CompileError("user", f"the host function returns the error {code}")
                     return self._launches
-                case "intr.trap" | "unreachable":
-                    raise CompileError("user", "the host function ends in a trap")
+                case "unreachable":
+                    raise CompileError("user", "the host function ends where it says it cannot")
                 case other:
                     raise HostCodeError(f"block {label} ends in llvm.{other}")
             label = target[0]
@@ -345,6 +360,9 @@ class _Machine:
 
     # Calls
 
+    def _trap(self, _: Op) -> Value:
+        raise CompileError("user", "the host function ends in a trap")
+
     def _call(self, op: Op) -> Value:
         if op.data == "_cudaLaunchKernelEx" and len(op.operands) == 3:
             self._launch(*(self._scalar(v) for v in op.operands))
@@ -474,6 +492,7 @@ _PREDICATES: dict[str, Callable[[int, int], bool]] = {
 _HANDLERS: dict[str, Callable[[_Machine, Op], Any]] = {
     "mlir.constant": lambda _, op: op.data,
     "mlir.addressof": _Machine._address_of,
+    "intr.trap": _Machine._trap,
     "icmp": _Machine._compare,
     "select": _Machine._select,
     "getelementptr": _Machine._element,

@@ -67,7 +67,7 @@ _KPARAM_INFO, _MAX_THREADS, _REQNTID, _CLUSTER = 0x17, 0x05, 0x10, 0x3D
 
 
 _RESERVED_SMEM = 1024
-"""Shared memory of a CTA that the system keeps from sm_90 on; the section of a kernel that has one counts it."""
+"""Shared memory of a CTA that the system keeps from sm_90 on; a kernel's section, if any, counts it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_cubin(data: bytes) -> Cubin:
     """
     try:
         return _read(data)
-    except (struct.error, IndexError, UnicodeDecodeError, KeyError) as e:
+    except (struct.error, IndexError, KeyError, ValueError) as e:
         raise CubinError(f"the cubin is damaged: {e}") from e
 
 
