@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from workbench.artifact import Artifact, BoundBuffer, KernelParam, Launch, Relocation, Resources, Toolchain
+from workbench.isa.sass.model import SassModule
+from workbench.isa.sass.parser import parse_sass
 from workbench.ops.dtypes import DType
 from workbench.ops.model import Role
 from workbench.simulator.counters import Counters
@@ -109,3 +111,18 @@ def counters(
         global_load_sectors=load_bytes // 32 if sectors is None else sectors,
         unique_load_bytes=load_bytes,
     )
+
+
+def sass(count: int, *, together: bool) -> SassModule:
+    """The same loads and sums as `loads`, as SASS: there the order is that of execution."""
+    lines: list[str] = []
+    for i in range(count):
+        r = 4 + 4 * i if together else 4
+        lines.append(f"LDG.E.128 R{r}, desc[UR6][R2.64+{512 * i:#x}]")
+        if not together:
+            lines.append("FADD R60, R60, R4")
+    if together:
+        lines += [f"FADD R60, R60, R{4 + 4 * i}" for i in range(count)]
+    lines += ["STG.E desc[UR6][R50.64], R60", "EXIT"]
+    code = "".join(f"        /*{16 * i:04x}*/  {text} ;\n" for i, text in enumerate(lines))
+    return parse_sass(f'\t.target\tsm_103a\n\t.section\t.text.k,"ax",@progbits\n\t.text.k:\n{code}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from costs import MB, artifact, counters, loads
+from costs import MB, artifact, counters, loads, sass
 
 from workbench.artifact import Artifact
 from workbench.cost import load_machine, predict
@@ -19,14 +19,14 @@ def us(**changes: Any) -> float:
     return one(**changes).us
 
 
-def one(*, machine: Any = GB300, body: str | None = None, **changes: Any) -> Any:
+def one(*, code: Any = None, body: str | None = None, **changes: Any) -> Any:
     made = {
         k: changes.pop(k) for k in ("registers", "smem", "pdl", "threads", "weight_bytes") if k in changes
     }
     ctas = changes.get("ctas", 152)
     if body is not None:
         made["body"] = body
-    return predict(artifact(grid=ctas, **made), [counters(**changes)], machine).launches[0]
+    return predict(artifact(grid=ctas, **made), [counters(**changes)], GB300, code).launches[0]
 
 
 def test_large_streams_run_at_the_memory_bandwidth() -> None:
@@ -51,7 +51,7 @@ def test_more_bytes_never_take_less() -> None:
 def test_few_loads_under_way_lower_the_bandwidth() -> None:
     """Little's law: one load at a time by few warps cannot saturate HBM; eight at a time do better."""
     single, eight = (
-        one(load_bytes=64 * MB, weight_bytes=64 * MB, body=loads(8, together=t)) for t in (False, True)
+        one(load_bytes=64 * MB, weight_bytes=64 * MB, code=sass(8, together=t)) for t in (False, True)
     )
     assert single.bandwidth_limit == eight.bandwidth_limit == "bytes in flight"
     assert eight.bandwidth_tb_s == pytest.approx(8 * single.bandwidth_tb_s)
@@ -61,7 +61,9 @@ def test_few_loads_under_way_lower_the_bandwidth() -> None:
 
 def test_dependent_loads_take_longer_than_independent_ones() -> None:
     few = {"ctas": 1, "load_bytes": 8 * 16 * 128 + 4096, "longest": {"load_global": 8, "fp32": 15}}
-    serial, parallel = (one(body=loads(8, together=t), **few) for t in (False, True))
+    serial, parallel = (
+        one(code=sass(8, together=t), body=loads(8, together=t), **few) for t in (False, True)
+    )
     load = GB300.microseconds(GB300.latency_cycles.dram)
     assert serial.terms_us["latency"] > 6 * load and serial.bandwidth_limit == "bytes in flight"
     assert parallel.terms_us["latency"] < 2 * load
@@ -112,6 +114,16 @@ def test_warm_buffers_do_not_come_from_memory() -> None:
     assert one(load_bytes=1 * MB).hbm_bytes == 1 * MB - 4096
 
 
+def test_uncounted_sectors_are_taken_from_requested_bytes_and_said_so() -> None:
+    """A simulator that did not count sectors still gives a memory term, too high rather than too low."""
+    full = counters(load_bytes=64 * MB)
+    bare = full.model_copy(update={"global_load_sectors": 0, "unique_load_bytes": 0})
+    a, b = (predict(artifact(), [c], GB300) for c in (full, bare))
+    assert a.us == b.us and b.launches[0].hbm_bytes == 64 * MB - 4096
+    assert any("sectors were not counted" in s for s in b.premises.assumptions)
+    assert not any("sectors" in s for s in a.premises.assumptions)
+
+
 def test_chain_adds_gaps_and_pdl_shortens_them() -> None:
     def chain(pdl: bool) -> Prediction:
         return predict(artifact(pdl=pdl, launches=3), [counters()] * 3, GB300)
@@ -143,6 +155,8 @@ def test_prediction_states_its_premises_and_explains_itself() -> None:
     p = predict(artifact(), [counters()], GB300)
     assert p.kind == "predicted" and p.premises.machine == "gb300" and p.premises.code == "ptx"
     assert p.premises.machine_hash == GB300.hash and p.premises.assumptions
+    exact = predict(artifact(), [counters()], GB300, sass(4, together=True))
+    assert exact.premises.code == "sass"
     text = p.explain()
     assert f"{p.us:.2f} us" in text and p.launches[0].limit in text and "warps an SM" in text
     assert Prediction.model_validate_json(p.model_dump_json()) == p

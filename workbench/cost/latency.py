@@ -31,6 +31,8 @@ MODEL_VERSION = 1
 OVERLAP_LOSS = 0.1
 """Share of the smaller terms that does not overlap with the largest."""
 
+UNCOUNTED = "sectors were not counted: every requested byte is taken for a distinct one (too many from HBM)"
+
 _COLD = (Role.WEIGHT, Role.STATE, Role.METADATA)
 
 ASSUMPTIONS = (
@@ -135,8 +137,16 @@ def predict(
             f"{artifact.arch} does not run on {machine.name}; it takes {', '.join(machine.arches)}"
         )
     module = parse(artifact.ptx)
+    counted = all(c.global_load_sectors or not c.global_load_bytes for c in counters)
     launches = tuple(
-        _predict(artifact, launch, c, machine, _codes(launch.kernel, module, sass), first=i == 0)
+        _predict(
+            artifact,
+            launch,
+            _with_sectors(artifact, launch, c),
+            machine,
+            _codes(launch.kernel, module, sass),
+            first=i == 0,
+        )
         for i, (launch, c) in enumerate(zip(artifact.launches, counters, strict=True))
     )
     premises = Premises(
@@ -149,9 +159,25 @@ def predict(
         arch=artifact.arch,
         artifact_key=artifact.key,
         code="ptx" if sass is None else "sass",
-        assumptions=ASSUMPTIONS,
+        assumptions=ASSUMPTIONS if counted else (*ASSUMPTIONS, UNCOUNTED),
     )
     return Prediction(us=sum(p.us + p.gap_us for p in launches), launches=launches, premises=premises)
+
+
+def _with_sectors(artifact: Artifact, launch: Launch, counters: Counters) -> Counters:
+    """Fill in sector counts that the simulator was not asked for, from the bytes that lanes requested."""
+    if counters.global_load_sectors or not counters.global_load_bytes:
+        return counters
+    bound = {r.buffer for p in launch.params for r in p.relocations}
+    held = sum(b.nbytes for b in artifact.buffers if b.name in bound)
+    return counters.model_copy(
+        update={
+            "global_load_sectors": -(-counters.global_load_bytes // 32),
+            "global_store_sectors": -(-counters.global_store_bytes // 32),
+            "unique_load_bytes": min(counters.global_load_bytes, held),
+            "unique_store_bytes": min(counters.global_store_bytes, held),
+        }
+    )
 
 
 def _codes(kernel: str, module: Module, sass: SassModule | None) -> tuple[Code, float]:

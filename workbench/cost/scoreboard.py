@@ -1,8 +1,12 @@
 """How long one warp alone takes: an in-order scoreboard over a kernel's code.
 
-An instruction issues a cycle after the one before it, or later when an operand is not ready; its result is
-ready after the latency of its class. The code is walked once in program order (both sides of a branch). Loops
-are given by what one more pass through their bodies takes. The walk needs latencies, but no execution.
+In SASS an instruction issues a cycle after the one before it, or later when an operand is not ready; its
+result is ready after the latency of its class. PTX order is not the order of execution: ptxas moves loads up.
+So PTX is walked as if each basic block were scheduled perfectly: an instruction issues when its operands are
+ready, and the block ends when its instructions have been issued and its branch can be.
+
+The code is walked once, both sides of a branch included. Loops are given by what one more pass through their
+bodies takes. The walk needs latencies, but no execution.
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ class Code:
 
     steps: tuple[Step, ...]
     loops: tuple[tuple[int, int], ...]
-    source: str
-    """`sass` or `ptx`."""
+    in_order: bool
+    """True for SASS, whose order is that of execution."""
 
     @property
     def issued(self) -> int:
@@ -71,11 +75,11 @@ class Walk:
 
 def walk(code: Code, latency: Mapping[str, float]) -> Walk:
     """Walk a kernel's code. `latency` gives cycles by class; other classes take `latency["alu"]`."""
-    cycles, peak, loads = _run(code.steps, latency)
+    cycles, peak, loads = _run(code.steps, latency, code.in_order)
     extra, instructions = 0.0, 0
     for first, last in code.loops:
         body = code.steps[first : last + 1]
-        extra += _run(body * 2, latency)[0] - _run(body, latency)[0]
+        extra += _run(body * 2, latency, code.in_order)[0] - _run(body, latency, code.in_order)[0]
         instructions += sum(not s.free for s in body)
     if not instructions:
         extra, instructions = cycles, code.issued
@@ -94,7 +98,7 @@ def ptx_code(kernel: Kernel) -> Code:
         if is_branch(item):
             branches += [(len(steps), o.name) for o in item.operands if hasattr(o, "name")]
         steps.append(_ptx_step(item))
-    return Code(tuple(steps), _loops(labels, branches), "ptx")
+    return Code(tuple(steps), _loops(labels, branches), False)
 
 
 def sass_code(function: SassFunction) -> Code:
@@ -111,18 +115,21 @@ def sass_code(function: SassFunction) -> Code:
         steps.append(_sass_step(item))
     position[len(function.instructions)] = len(steps)
     labels = {name: position[index] for name, index in function.labels.items()}
-    return Code(tuple(steps), _loops(labels, branches), "sass")
+    return Code(tuple(steps), _loops(labels, branches), True)
 
 
-def _run(steps: Sequence[Step], latency: Mapping[str, float]) -> tuple[float, int, int]:
+def _run(steps: Sequence[Step], latency: Mapping[str, float], in_order: bool) -> tuple[float, int, int]:
     """Cycles until all results are there, and the peaks of load bytes and loads under way."""
     ready: dict[str, float] = {}
-    under_way: list[tuple[float, int]] = []
+    loads: list[tuple[float, float, int]] = []
     copies: list[float] = []
-    now = end = 0.0
-    peak = loads = 0
+    now = end = (
+        0.0  # `now` is the next issue slot; out of order, that of the block's start plus what it issued
+    )
+    block_start, issued = 0.0, 0
     for s in steps:
-        start = max([now, *(ready[r] for r in s.reads if r in ready)])
+        floor = now if in_order else block_start
+        start = max([floor, *(ready[r] for r in s.reads if r in ready)])
         if s.kind == "async_copy":
             copies.append(start + latency.get("async_wait", 0.0))
         elif s.kind == "async_wait" and copies:
@@ -130,19 +137,36 @@ def _run(steps: Sequence[Step], latency: Mapping[str, float]) -> tuple[float, in
             start = max(start, copies.pop(0))
         done = start if s.free or s.kind == "async_wait" else start + latency.get(s.kind, latency["alu"])
         if s.kind in _BLOCKING:
-            start = done
+            start = done = max(now, end if s.kind == "fence" else now, start) + latency.get(s.kind, 0.0)
         for r in s.writes:
             ready[r] = done
         if s.load_bytes:
-            under_way = [(t, b) for t, b in under_way if t > start] + [(done, s.load_bytes)]
-            peak, loads = max(peak, sum(b for _, b in under_way)), max(loads, len(under_way))
+            loads.append((start, done, s.load_bytes))
         if s.writes:
             end = max(end, done)
-        now = start if s.free else start + 1
-    return max(now, end), peak, loads
+        if in_order:
+            now = start if s.free else start + 1
+            continue
+        issued += not s.free
+        now = block_start + issued
+        if s.kind in _ENDS_BLOCK:
+            block_start, issued = max(now, start), 0
+            now = block_start
+    return max(now, end), *_peaks(loads)
+
+
+def _peaks(loads: Sequence[tuple[float, float, int]]) -> tuple[int, int]:
+    """Most bytes and most loads under way at one time, from (start, end, bytes)."""
+    events = sorted([(a, 1, n) for a, _, n in loads] + [(b, 0, n) for _, b, n in loads])
+    size = count = most_bytes = most_loads = 0
+    for _, opens, n in events:
+        size, count = (size + n, count + 1) if opens else (size - n, count - 1)
+        most_bytes, most_loads = max(most_bytes, size), max(most_loads, count)
+    return most_bytes, most_loads
 
 
 _BLOCKING = frozenset(("barrier", "fence"))
+_ENDS_BLOCK = frozenset(("branch", "barrier", "fence", "async_wait", "pdl"))
 
 
 def _loops(labels: Mapping[str, int], branches: Sequence[tuple[int, str]]) -> tuple[tuple[int, int], ...]:
