@@ -32,7 +32,9 @@ def test_decode(dtype: torch.dtype) -> None:
     got = mxfp4.decode(packed, scale, dtype)
     assert got.dtype == dtype
     np.testing.assert_array_equal(got.double().numpy(), reference(packed.numpy(), scale.numpy()))
-    np.testing.assert_array_equal(mxfp4.decode(packed, None, dtype).double().numpy(), reference(packed.numpy(), None))
+    np.testing.assert_array_equal(
+        mxfp4.decode(packed, None, dtype).double().numpy(), reference(packed.numpy(), None)
+    )
 
 
 def test_a_nan_scale_spoils_its_block_and_no_other() -> None:

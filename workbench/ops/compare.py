@@ -90,23 +90,12 @@ def measure(golden: torch.Tensor, out: torch.Tensor) -> Errors:
 
     If golden is zero throughout, any other value is an infinite error.
     """
-    import torch
 
-    both = golden.isfinite() & out.isfinite()
-    g = torch.where(both, golden, 0.0).double()
-    difference = torch.where(both, out.double() - g, 0.0).abs()
-    if not both.any() or not difference.any():
+    both, relative, worst = _relative(golden, out)
+    if not relative.any():
         return Errors(0.0, 0.0)
-    scale = _scale(g, both)
-    if scale == 0.0:
-        return Errors(float("inf"), float("inf"), _first(difference > 0))
-    relative = difference / scale
-    worst = difference / (g.abs() + scale)
-    return Errors(
-        float(relative.square().sum().div(both.sum()).sqrt()),
-        float(worst.max()),
-        _first(worst == worst.max()),
-    )
+    rms = float(relative.square().sum().div(both.sum()).sqrt())
+    return Errors(rms, float(worst.max()), _first(worst == worst.max()))
 
 
 def compare(golden: torch.Tensor, out: torch.Tensor, tolerance: Tolerance, honest: Errors) -> Comparison:
@@ -152,20 +141,27 @@ def wrong_elements(golden: torch.Tensor, out: torch.Tensor, limit: float) -> tor
 
 
 def _beyond(golden: torch.Tensor, out: torch.Tensor, limit: float) -> torch.Tensor:
+    return _relative(golden, out)[2] > limit
+
+
+def _relative(golden: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mask of elements where both are finite, `|out - g| / rms(g)` and `|out - g| / (|g| + rms(g))` there.
+
+    Elsewhere the errors are 0; if golden is zero throughout, any difference is an infinite error.
+    """
     import torch
 
     both = golden.isfinite() & out.isfinite()
-    g = torch.where(both, golden, 0.0).double()
-    if not both.any():
-        return both
-    scale = _scale(g, both)
-    return both & ((out.double() - g).abs() > limit * (g.abs() + scale))
-
-
-def _scale(g: torch.Tensor, counted: torch.Tensor) -> float:
-    """Root mean square of the counted elements (`g` is 0 elsewhere), without overflow of the squares."""
-    largest = float(g.abs().max())
-    return largest * float((g / largest).square().sum().div(counted.sum()).sqrt()) if largest else 0.0
+    g, o = torch.where(both, golden, 0.0).double(), torch.where(both, out, 0.0).double()
+    largest = max(float(g.abs().max()), float(o.abs().max())) if g.numel() else 0.0
+    if largest:  # so that no sum or square overflows
+        g, o = g / largest, o / largest
+    difference = (o - g).abs()
+    scale = float(g.square().sum().div(both.sum()).sqrt()) if largest else 0.0
+    if scale == 0.0:
+        infinite = torch.where(difference > 0, torch.inf, 0.0).double()
+        return both, infinite, infinite
+    return both, difference / scale, difference / (g.abs() + scale)
 
 
 def _compare_exactly(golden: torch.Tensor, out: torch.Tensor) -> Comparison:
