@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ARCH = "sm_103a"
 DEFAULT_MACHINE = "gb300"
+LEVELS = ("screen", "full")
+"""How much is verified; see `workbench.verify.verify.Level`."""
 
 
 def load_op(name: str, workspace: Workspace | None = None) -> Op:
@@ -121,11 +123,14 @@ def simulate(
     """
     from workbench.verify.verify import Level, verify_artifact
 
-    try:
-        chosen = Level(level)
-    except ValueError:
-        raise UnknownNameError("level", level, [str(v.value) for v in Level]) from None
-    return verify_artifact(artifact, load_op(artifact.op, workspace), level=chosen, seed=seed)
+    check_level(level)
+    return verify_artifact(artifact, load_op(artifact.op, workspace), level=Level(level), seed=seed)
+
+
+def check_level(level: str) -> None:
+    """Raise UnknownNameError if `level` is not a level of verification."""
+    if level not in LEVELS:
+        raise UnknownNameError("level", level, LEVELS)
 
 
 def verify(

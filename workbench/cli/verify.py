@@ -51,6 +51,7 @@ def command(
     shell = Shell(json, quiet, debug)
     if device != "simulator":
         raise UnknownNameError("device", device, ["simulator"])
+    api.check_level(level)
     subject = api.kernel(
         kernel,
         op=op,
