@@ -13,7 +13,7 @@ listing, searching and validating a space needs neither cutlass nor trust in the
         "scratch": {"partial": {"shape": ["B", "threads // 32"], "dtype": "f32", "zeroed": False}},
     }
 
-`constraints` and scratch shapes are integer expressions over the axes and knobs (see `workbench.expressions`).
+`constraints` and scratch shapes are integer expressions over axes and knobs (see `workbench.expressions`).
 `build` returns the host function: a `@cute.jit` callable whose parameters carry the names of op buffers and
 scratch buffers (each a `cute.Tensor`), the last being `stream`.
 """
@@ -75,6 +75,10 @@ class Space:
             if self.is_valid(point):
                 yield point
 
+    def nearest(self, knobs: Mapping[str, Value]) -> Knobs | None:
+        """The first of the valid points that differ from `knobs` in fewest knobs; None if there is none."""
+        return min(self.all_points, key=lambda p: sum(v != knobs.get(k) for k, v in p.items()), default=None)
+
     @cached_property
     def all_points(self) -> tuple[Knobs, ...]:
         """All valid points, enumerated once."""
@@ -113,8 +117,11 @@ class Template:
         reason = self.space(workload.axes).why_invalid(knobs)
         if reason:
             raise WorkbenchError(f"{self.op}/{self.name} at {workload.name}: {reason}")
-        bound = [BoundBuffer(name=b.name, shape=b.resolve(workload.axes), dtype=b.dtype, role=b.role, align=b.align)
-                 for b in op.buffers]  # fmt: skip
+        axes = workload.axes
+        bound = [
+            BoundBuffer(name=b.name, shape=b.resolve(axes), dtype=b.dtype, role=b.role, align=b.align)
+            for b in op.buffers
+        ]
         names = {**workload.axes, **knobs}
         for name, spec in self.scratch.items():
             shape = tuple(e if isinstance(e, int) else int(evaluate(e, names)) for e in spec["shape"])
@@ -146,8 +153,8 @@ def parse_template(source: str, path: Path) -> Template:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as e:
         raise ContentError(path, getattr(e, "msg", str(e)), getattr(e, "lineno", None)) from e
-    node = next((n for n in tree.body if isinstance(n, ast.Assign)
-                 and any(isinstance(t, ast.Name) and t.id == "TEMPLATE" for t in n.targets)), None)  # fmt: skip
+    assignments = (n for n in tree.body if isinstance(n, ast.Assign))
+    node = next((n for n in assignments if "TEMPLATE" in map(ast.unparse, n.targets)), None)
     if node is None:
         raise ContentError(path, "has no `TEMPLATE = {...}` at module level")
     if not any(isinstance(n, ast.FunctionDef) and n.name == "build" for n in tree.body):

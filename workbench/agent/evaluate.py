@@ -67,7 +67,9 @@ class Evaluator:
                 "compile_seconds": compiled - started,
             }
         )
-        verification = verify_artifact(artifact, op, level=Level(job.level), seed=job.seed, cases=self._cases)
+        verification = verify_artifact(
+            artifact, op, level=Level(job.level), seed=job.seed, cases=self._cases, cache=cache
+        )
         report = verification.report
         status = Status.VERIFIED if report.verdict is Verdict.PASS else Status.REFUSED
         prediction = None

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema, computed_field
 
 from workbench.findings import Finding, Severity
 
-
 Figure = Annotated[
     float, WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": ["Infinity", "-Infinity", "NaN"]}]})
 ]

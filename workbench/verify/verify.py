@@ -1,157 +1,18 @@
-"""Verification of one artifact: ordering on the compiled code, then judged runs in the simulator."""
+"""Verification of an artifact: everything that decides whether a kernel may be used."""
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-
-import torch
+from dataclasses import replace
 
 from workbench.artifact import Artifact
-from workbench.findings import Finding
-from workbench.ops.model import Op, Workload
-from workbench.simulator import Counters, Memory, Outcome, SimulationOptions, UnsupportedInstruction, simulate
-from workbench.verify.inputs import POISONS, Case, place_scratch, reset_scratch
-from workbench.verify.ordering import audit
-from workbench.verify.report import Check, Report, Verdict, verdict_of
+from workbench.compile import ArtifactCache
+from workbench.ops.model import Op
+from workbench.verify.held_out import check_held_out
+from workbench.verify.report import Verdict
+from workbench.verify.runs import CaseCache, Level, Verification, check_artifact
 
-SCREENED = ("ordinary", "power_law", "ties")
-"""Generators that a candidate of a search must pass; the winner, and `verify`, must pass all of them."""
-
-
-class Level(StrEnum):
-    """How much is checked."""
-
-    SCREEN = "screen"
-    """Ordering, memory, numerics on the screening inputs, and that a repeat gives the same bits."""
-    FULL = "full"
-    """Also every other generator, and ordinary inputs of another seed."""
-
-
-@dataclass(frozen=True)
-class Verification:
-    """A report and what the runs behind it counted."""
-
-    report: Report
-    counters: tuple[Counters, ...]
-    """Of the first run, one a launch; empty if it did not finish."""
-    lane_instructions: int
-    """Of all runs."""
-
-
-class CaseCache:
-    """Inputs and golden results by (op, workload, generator, seed); the least recently used go first."""
-
-    def __init__(self, capacity: int = 4) -> None:
-        self._capacity = capacity
-        self._cases: OrderedDict[tuple[int, str, str, int], tuple[Op, Case, Memory]] = OrderedDict()
-
-    def get(self, op: Op, workload: Workload, generator: str, seed: int) -> tuple[Case, Memory]:
-        """The case and the memory that holds it, made if need be."""
-        key = (id(op), workload.name, generator, seed)
-        if key not in self._cases:
-            while len(self._cases) >= self._capacity:
-                self._cases.popitem(last=False)
-            memory = Memory()
-            # The op is kept with its case, so that its id stays its own.
-            self._cases[key] = (op, Case.create(op, workload, generator, seed, memory), memory)
-        self._cases.move_to_end(key)
-        _, case, memory = self._cases[key]
-        return case, memory
-
-
-@dataclass
-class _Runs:
-    """Checks gathered from the runs of one artifact."""
-
-    artifact: Artifact
-    op: Op
-    workload: Workload
-    cases: CaseCache
-    options: SimulationOptions
-    checks: list[Check] = field(default_factory=list)
-    memory_findings: dict[tuple[str, str | None, int | None, str | None], Finding] = field(
-        default_factory=dict
-    )
-    labels: list[str] = field(default_factory=list)
-    counters: tuple[Counters, ...] = ()
-    lane_instructions: int = 0
-
-    def run(self, generator: str, seed: int, *, repeat: bool = False) -> bool:
-        """Run one generator's inputs and judge the outputs; False if something failed."""
-        case, memory = self.cases.get(self.op, self.workload, generator, seed)
-        mark = memory.mark()
-        try:
-            scratch = place_scratch(memory, self.op, self.artifact.buffers)
-            outputs: list[dict[str, torch.Tensor]] = []
-            for poison in POISONS[:2] if repeat else POISONS[:1]:
-                case.restore(poison)
-                reset_scratch(memory, scratch, poison)
-                outcome = simulate(self.artifact, memory, self.options)
-                self._note(case.label, outcome)
-                if not outcome.completed:
-                    why = (
-                        "; ".join(f.message for f in outcome.findings[-1:]) or "it stopped without a finding"
-                    )
-                    self.checks.append(
-                        Check(
-                            name=f"numerics/{case.label}",
-                            verdict=Verdict.FAIL,
-                            summary=f"the run did not end: {why}",
-                        )
-                    )
-                    return False
-                if not outputs:
-                    self.counters = self.counters or outcome.counters
-                    self.options = _without_sectors(self.options)
-                outputs.append(case.read_outputs())
-            check = case.judge(outputs[0], POISONS[0])
-            self.checks.append(check)
-            if repeat:
-                self.checks.append(_determinism(outputs[0], outputs[1]))
-            return check.verdict is Verdict.PASS
-        finally:
-            memory.release(mark)
-
-    def _note(self, label: str, outcome: Outcome) -> None:
-        self.labels.append(label)
-        self.lane_instructions += outcome.lane_instructions
-        for f in outcome.findings:
-            self.memory_findings.setdefault((f.rule, f.kernel, f.ptx_line, f.buffer), f)
-
-    def memory_check(self) -> Check:
-        """The check over everything that the simulator found in any run."""
-        findings = tuple(self.memory_findings.values())
-        runs = f"{len(self.labels)} runs ({', '.join(dict.fromkeys(self.labels))})"
-        summary = f"{len(findings)} kinds of fault in {runs}" if findings else f"no fault in {runs}"
-        return Check(name="memory", verdict=verdict_of(findings), summary=summary, findings=findings)
-
-
-def _without_sectors(options: SimulationOptions) -> SimulationOptions:
-    """Sectors are counted once: later runs touch the same ones but for the experts they choose."""
-    return replace(options, count_sectors=False)
-
-
-def _determinism(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> Check:
-    """Compare two runs bit by bit; they differ in the poison of outputs and scratch alone."""
-    different = [
-        name
-        for name, tensor in first.items()
-        if not torch.equal(tensor.contiguous().view(torch.uint8), second[name].contiguous().view(torch.uint8))
-    ]
-    if not different:
-        return Check(
-            name="determinism", verdict=Verdict.PASS, summary="a repeat with other poison gives the same bits"
-        )
-    return Check(
-        name="determinism",
-        verdict=Verdict.FAIL,
-        summary=f"a repeat with other poison changes {', '.join(different)}: it depends on memory that "
-        "nothing wrote",
-    )
+__all__ = ["CaseCache", "Level", "Verification", "verify_artifact"]
 
 
 def verify_artifact(
@@ -161,60 +22,39 @@ def verify_artifact(
     level: Level = Level.FULL,
     seed: int = 0,
     cases: CaseCache | None = None,
+    cache: ArtifactCache | None = None,
     processes: int = 1,
     time_limit: float = 60.0,
     generators: Sequence[str] | None = None,
 ) -> Verification:
-    """Check an artifact's ordering, memory accesses, numerics and determinism.
+    """Check an artifact's ordering, memory accesses, numerics and determinism; at `FULL` held-out shapes too.
+
+    Held-out shapes are left out where named generators are asked for, or where the kernel has failed already.
 
     Args:
-        level: which generators run; see `Level`.
+        level: how much is checked; see `Level`.
         seed: of the inputs.
         cases: keeps inputs and golden results between artifacts.
+        cache: for the artifacts of held-out shapes.
         processes: processes that share the CTAs of a launch.
         time_limit: seconds for one run of all launches.
-        generators: names to run instead of those of `level`.
+        generators: names of input generators to run instead of those of `level`.
 
     Raises:
         WorkbenchError: if the op has no such generator, or simulated memory cannot be had.
     """
-    started = time.monotonic()
-    workload = op.workload(artifact.workload)
-    runs = _Runs(
+    verification = check_artifact(
         artifact,
         op,
-        workload,
-        cases or CaseCache(),
-        SimulationOptions(processes=processes, time_limit=time_limit, count_sectors=True),
+        level=level,
+        seed=seed,
+        cases=cases,
+        processes=processes,
+        time_limit=time_limit,
+        generators=generators,
     )
-    runs.checks.append(audit(artifact))
-    wanted = list(generators) if generators is not None else _generators(op, level)
-    plan = [(name, seed, name == "ordinary") for name in wanted]
-    if level is Level.FULL and generators is None:
-        plan.append(("ordinary", seed + 1, False))
-    try:
-        for name, input_seed, repeat in plan:
-            # Later inputs say little about a kernel that is wrong on the first; a search saves their time.
-            if not runs.run(name, input_seed, repeat=repeat) and level is Level.SCREEN:
-                break
-    except UnsupportedInstruction as e:
-        runs.checks.append(Check(name="simulation", verdict=Verdict.UNKNOWN, summary=str(e)))
-    runs.checks.append(runs.memory_check())
-    report = Report(
-        op=op.name,
-        workload=workload.name,
-        template=artifact.template,
-        knobs=artifact.knobs,
-        arch=artifact.arch,
-        artifact_key=artifact.key,
-        device="simulator",
-        checks=tuple(runs.checks),
-        seconds=time.monotonic() - started,
-    )
-    return Verification(report, runs.counters, runs.lane_instructions)
-
-
-def _generators(op: Op, level: Level) -> list[str]:
-    if level is Level.FULL:
-        return list(op.generators)
-    return [name for name in op.generators if name in SCREENED]
+    report = verification.report
+    if level is not Level.FULL or generators is not None or report.verdict is Verdict.FAIL:
+        return verification
+    held_out = check_held_out(artifact, op, cache=cache, seed=seed)
+    return replace(verification, report=report.model_copy(update={"checks": report.checks + held_out}))
