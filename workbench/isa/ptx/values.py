@@ -41,6 +41,8 @@ from workbench.isa.values import (
     unsigned,
 )
 
+PARAM_BASE = 1 << 40
+"""Made-up address of the parameter block."""
 _SYMBOL_BASE, _SYMBOL_STEP = 1 << 24, 1 << 20
 _LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix", "multimem", "tcgen05", "tex"))
 _PASS = frozenset(("mov", "cvta", "mapa", "cvt"))
@@ -125,7 +127,9 @@ class PtxValues:
     def _symbol(self, name: str, offset: int) -> Value:
         param = self._params.get(name)
         if param is not None:
-            return Value(None, frozenset((Root(RootKind.PARAM_ADDRESS, name, param.offset + offset),)))
+            at = param.offset + offset
+            roots = frozenset((Root(RootKind.PARAM_ADDRESS, name, at),))
+            return Value(self.threads.full(PARAM_BASE + at), roots)
         roots = frozenset((Root(RootKind.SYMBOL, name),))
         base = self._symbols.get(name)
         return Value(None if base is None else self.threads.full(base + offset), roots)

@@ -45,6 +45,8 @@ _LOADS = frozenset(("LDG", "LDS", "LD", "LDL", "LDSM", "LDTM", "LDGMC", "ATOM", 
 _CALL_CLOBBERS = tuple(f"R{n}" for n in range(24))
 # blockDim in constant bank 0: since sm_100 at 0x360, before that at 0.
 _BLOCK_DIM = {0x380: 0x360, 0x210: 0x0, 0x160: 0x0}
+# Where bank 0 holds the generic address of the parameter block (kernels take tensor maps' addresses from it).
+_BLOCK_ADDRESS = {0x380: 0x348, 0x210: 0x198}
 _WIDTH = 32
 
 
@@ -182,6 +184,9 @@ class SassValues:
             number = self.parameters.read(at, size)
             known = None if number is None else self.threads.full(number)
             return Value(known, frozenset((Root(RootKind.PARAM, "", at),)))
+        address = _BLOCK_ADDRESS.get(self.base, -8)
+        if address <= offset < address + 8:  # known to be 0 here, so that sums give offsets in the block
+            return Value(self.threads.full(0), frozenset((Root(RootKind.PARAM_ADDRESS),)))
         extents = _BLOCK_DIM.get(self.base)
         if extents is not None and offset - extents in (0, 4, 8):
             return Value(self.threads.full(self.threads.block[(offset - extents) // 4]))
@@ -254,9 +259,14 @@ class SassValues:
         roots = union(
             v for o, v in zip(sources(i), values, strict=True) if not (isinstance(o, SassReg) and o.predicate)
         )
-        if "WIDE" in i.modifiers or "64" in i.modifiers:  # pairs are written as their low register
-            high = [span(o.name, 2)[1:] for o in sources(i) if isinstance(o, SassReg) and not o.predicate]
-            roots = roots | union(state.get(n, UNKNOWN) for names in high for n in names)
+        pairs: tuple[SassOperand, ...] = ()  # written as their low register
+        if "64" in i.modifiers:
+            pairs = sources(i)
+        elif "WIDE" in i.modifiers:  # of a * b + c only c is a pair
+            pairs = sources(i)[2:3]
+        for o in pairs:
+            if isinstance(o, SassReg) and not o.predicate:
+                roots = roots | union(state.get(n, UNKNOWN) for n in span(o.name, 2)[1:])
         found = dict.fromkeys(writes(i), Value(None, roots))
         for t in targets[1:]:
             if t.predicate and not t.constant:

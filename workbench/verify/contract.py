@@ -1,0 +1,117 @@
+"""The contract of a bare PTX or cubin: how its kernels are launched and what their buffers are for."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workbench.errors import ContentError, UnknownNameError
+from workbench.ops.model import Role
+
+_Extent = Annotated[int, Field(ge=1)]
+_Shape = tuple[_Extent, _Extent, _Extent]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ContractBuffer(_Entry):
+    """A parameter that is a pointer to a buffer."""
+
+    param: int = Field(ge=0)
+    """Index of the kernel parameter."""
+    name: str
+    role: Role
+    bytes: int | None = Field(default=None, ge=0)
+    """Size of the buffer."""
+    offset: int = Field(default=0, ge=0)
+    """Byte offset of the pointer inside the parameter (0 for a plain pointer or a tensor map)."""
+    align: int = Field(default=256, ge=1)
+
+
+class ContractScalar(_Entry):
+    """A parameter that is a value."""
+
+    param: int = Field(ge=0)
+    value: int | float | bool
+
+
+class ContractKernel(_Entry):
+    """How one kernel is launched."""
+
+    name: str | None = None
+    """May be left out when the module has one entry."""
+    grid: _Shape
+    block: _Shape
+    cluster: _Shape = (1, 1, 1)
+    pdl: bool = False
+    """Launched with programmatic stream serialization."""
+    smem_bytes: int = Field(default=0, ge=0)
+    """Dynamic shared memory, bytes a CTA."""
+    buffer: tuple[ContractBuffer, ...] = ()
+    scalar: tuple[ContractScalar, ...] = ()
+
+
+class Contract(_Entry):
+    """All kernels of a contract file."""
+
+    kernel: tuple[ContractKernel, ...]
+
+    def find(self, name: str, entries: int) -> ContractKernel | None:
+        """The entry for a kernel of a module with so many entries; None if there is none."""
+        for k in self.kernel:
+            if k.name == name or (k.name is None and entries == 1):
+                return k
+        return None
+
+    def check(self, path: Path, names: list[str]) -> None:
+        """Refuse entries that no kernel of the module answers to.
+
+        Raises:
+            ContentError: if a name is left out though the module has several kernels.
+            UnknownNameError: if a name is not a kernel of the module.
+        """
+        for k in self.kernel:
+            if k.name is None:
+                if len(names) != 1:
+                    raise ContentError(path, f"[[kernel]] needs a name: the module has {len(names)} kernels")
+            elif k.name not in names:
+                raise UnknownNameError("kernel", k.name, names)
+
+
+def load_contract(path: Path) -> Contract:
+    """Read a contract.
+
+    Raises:
+        ContentError: if the file cannot be read, is not TOML, or an entry is wrong; says which.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as e:
+        raise ContentError(path, f"cannot be read: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ContentError(path, f"is not TOML: {e}") from e
+    try:
+        contract = Contract.model_validate(data)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(p) for p in first["loc"]) or "the file"
+        raise ContentError(path, f"{where}: {first['msg']}") from e
+    for k in contract.kernel:
+        taken: dict[tuple[int, int], str] = {}
+        roles: dict[str, Role] = {}
+        for b in k.buffer:
+            if (b.param, b.offset) in taken:
+                both = f"{taken[b.param, b.offset]!r} and {b.name!r}"
+                raise ContentError(path, f"parameter {b.param} is given twice: buffers {both}")
+            if roles.setdefault(b.name, b.role) is not b.role:
+                raise ContentError(path, f"buffer {b.name!r} has two roles")
+            taken[b.param, b.offset] = b.name
+        for s in k.scalar:
+            if any(param == s.param for param, _ in taken):
+                raise ContentError(path, f"parameter {s.param} is both a buffer and a scalar")
+    return contract
