@@ -67,6 +67,8 @@ def _registered(e: Emitter, item: Instruction) -> bool:
             facts["number"] = semantics.canonical
             if item.opcode == "cvt":
                 facts["bits"] = _integer_bits(item.modifiers[-1])
+        elif short == "u64" and not semantics.canonical:  # f32x2
+            array = e.code.let(f"canonical_f32({array}.view(f32)).view(u64)")
         elif narrow16 and short == "u32":
             facts["bits16"], facts["finite16"] = narrow16, True
         e.put(operand, short, array, **facts)

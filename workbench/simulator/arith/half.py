@@ -1,7 +1,7 @@
 """f16 and bf16 arithmetic on raw bits, each result rounded once (PTX ISA 9.7.4); element functions only.
 
-Operands and results are uint16 codes. Sums and products of f16 go through float32, whose 24 bits are enough for a second
-rounding to do no harm (24 >= 2 * 11 + 2); everything else goes through exact or round-to-odd float64.
+Operands and results are uint16 codes. Sums and products go through float32, whose 24 bits are enough for a second
+rounding to do no harm (24 >= 2 * 11 + 2); fused operations go through exact or round-to-odd float64.
 """
 
 from __future__ import annotations
@@ -120,14 +120,10 @@ def sub_bf16(a: Array, b: Array) -> Array:
 def mul_bf16(a: Array, b: Array) -> Array:
     """bf16 `a * b`.
 
-    The float32 product is exact (16 bits) unless it is subnormal; then it would be rounded twice.
+    The product has 16 bits. Where its last bit lies below float32's last place, 2**-149, its first is below 2**-133, half
+    of bf16's smallest number being 2**-134: the float32 rounding then cannot cross a bf16 midpoint.
     """
-    x, y = bf16_to_f32(a), bf16_to_f32(b)
-    try:
-        with np.errstate(under="raise"):
-            return f32_to_bf16(x * y)
-    except FloatingPointError:
-        return _narrow16(np.multiply(x, y, dtype=np.float64), BF16)
+    return f32_to_bf16(bf16_to_f32(a) * bf16_to_f32(b))
 
 
 def fma_rz(a: Array, b: Array, c: Array, kind: str) -> Array:
