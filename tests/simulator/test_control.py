@@ -383,3 +383,16 @@ def test_printf():
 def test_index_is_what_the_other_tests_assume():
     np.testing.assert_array_equal(clean(lanes("mov.u32 %r1, %r0;", 100, 50))["out"], np.arange(100))
     assert INDEX.count("%d0") == 1
+
+
+def test_branch_table():
+    body = """
+    T: .branchtargets A, B, C;
+    rem.u32 %r2, %r0, 3;
+    brx.idx %r2, T;
+    A: mov.u32 %r1, 10; bra OUT;
+    B: mov.u32 %r1, 20; bra OUT;
+    C: mov.u32 %r1, 30;
+    OUT:
+    """
+    np.testing.assert_array_equal(clean(lanes(body, 64, 64))["out"], np.array([10, 20, 30])[np.arange(64) % 3])

@@ -133,7 +133,6 @@ def compile_kernel(module: Module, kernel: Kernel) -> Program:
         for k in sorted(todo):
             emitted[k] = _emit_block(context, blocks[k])
         todo = _update_facts(context, blocks, emitted)
-    context.sites = [s for s in context.sites if any(s is x for x in context.names.values())]
     lines: list[str] = []
     for block in blocks:
         body = emitted[block.index].code.finished() or ["pass"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from workbench.isa.ptx.dataflow import writes
 from workbench.isa.ptx.model import (
     Imm,
     Instruction,
@@ -21,7 +20,7 @@ from workbench.isa.ptx.model import (
     Special,
     Symbol,
 )
-from workbench.simulator.program import Block, UnsupportedInstruction, uses
+from workbench.simulator.program import Block, UnsupportedInstruction
 from workbench.simulator.values import (
     BITS,
     FLOATS,
@@ -51,6 +50,7 @@ class Context:
     """Globals that only a launch knows; called with the launch."""
     sites: list[Any] = field(default_factory=list)
     _constants: dict[tuple[str, int], str] = field(default_factory=dict)
+    _widths: dict[str, int] = field(default_factory=dict)
 
     def constant(self, value: int, dtype: str) -> str:
         """Return the name of a (1, 1) array with these bits."""
@@ -82,8 +82,11 @@ class Context:
 
     def width(self, register: str) -> int:
         """Width of a register in bits, 1 for predicates."""
-        kind = self.kernel.registers[register]
-        return 1 if kind == "pred" else int(kind.lstrip("bsuf"))
+        width = self._widths.get(register)
+        if width is None:
+            kind = self.kernel.registers[register]
+            width = self._widths[register] = 1 if kind == "pred" else int(kind.lstrip("bsuf"))
+        return width
 
     def keys(self, register: str) -> tuple[str, ...]:
         """Names under which a cohort stores a register."""
@@ -117,12 +120,6 @@ class Emitter:
         """Values of the `.param` variables of a call sequence."""
         self._carry = ""
         self._specials: dict[str, str] = {}
-        self._taken = {r.name for i in self._all() for r in writes(i)}
-
-    def _all(self) -> Iterable[Instruction]:
-        yield from self.block.instructions
-        if self.block.instruction is not None:
-            yield self.block.instruction
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -131,7 +128,7 @@ class Emitter:
         if register in self.values:
             return self.values[register]
         context = self.context
-        take = register not in self.block.live_out or register in self._taken
+        take = register not in self.block.live_out or register in self.block.defined
         method = "r.pop({0!r})" if take else "r[{0!r}]"
         storage = context.storage(register)
         fact = context.facts.get(register, Fact())
@@ -342,8 +339,7 @@ class Emitter:
                     self.code.do(f"r[{key!r}] = {self.view(self.part(value, which), storage)}")
             else:
                 self.code.do(f"r[{name!r}] = {self.view(value, storage)}")
-        read = set().union(*(uses(i) for i in self._all()), set())
-        for name in sorted(block.live_in & read):
+        for name in sorted(block.exposed):
             if name not in block.live_out and name not in self.values:
                 for key in context.keys(name):
                     self.code.do(f"r.pop({key!r}, None)")

@@ -12,7 +12,7 @@ from enum import Enum
 
 from workbench.errors import WorkbenchError
 from workbench.isa.ptx.dataflow import reads, writes
-from workbench.isa.ptx.model import Address, Instruction, Kernel, Label, Reg, Symbol, Vector
+from workbench.isa.ptx.model import Instruction, Kernel, Label, Symbol
 
 ATOMIC = frozenset({"atom", "red"})
 WARP_SYNCHRONOUS = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix", "mma"})
@@ -61,6 +61,10 @@ class Block:
     """Block that runs next when nothing jumps."""
     table: tuple[int, ...] = ()
     """Targets of `brx.idx`."""
+    defined: frozenset[str] = frozenset()
+    """Registers that some instruction writes, the control instruction included."""
+    exposed: frozenset[str] = frozenset()
+    """Registers that are read before the block writes them."""
     live_in: frozenset[str] = frozenset()
     live_out: frozenset[str] = frozenset()
     warp_synchronous: bool = False
@@ -116,6 +120,7 @@ def lower(kernel: Kernel) -> tuple[Block, ...]:
     blocks: list[Block] = [Block(0)]
     labels: dict[str, int] = {}
     pending: list[tuple[Block, str]] = []
+    tables: list[tuple[Block, tuple[str, ...]]] = []
 
     def start() -> Block:
         if not blocks[-1].instructions and blocks[-1].instruction is None and blocks[-1].target < 0:
@@ -128,7 +133,6 @@ def lower(kernel: Kernel) -> tuple[Block, ...]:
 
     body = list(kernel.body)
     position = 0
-    tables = {v.name: v for v in kernel.variables if v.space == "branchtargets"}
     while position < len(body):
         item = body[position]
         position += 1
@@ -180,13 +184,21 @@ def lower(kernel: Kernel) -> tuple[Block, ...]:
         elif _is_barrier(item):
             block.action, block.instruction = Action.BARRIER, item
             start()
-        elif opcode in ("brx", "call") and not (opcode == "call" and _is_printf(item)):
-            raise UnsupportedInstruction(item, "indirect branches and calls")
+        elif opcode == "brx":
+            names = _table(kernel, item)
+            if item.predicate is not None:
+                _guard(block, item, len(blocks))
+                block = Block(len(blocks))
+                blocks.append(block)
+            block.action, block.instruction = Action.TABLE, _bare(item)
+            tables.append((block, names))
+            start()
+        elif opcode == "call" and not _is_printf(item):
+            raise UnsupportedInstruction(item, "calls")
         else:
             if is_warp_synchronous(item) and any(_touches_others(i) for i in block.instructions):
                 block = start()
             block.instructions.append(item)
-    del tables
     last = blocks[-1]
     if last.instruction is None and last.target < 0 and last.following < 0:
         last.action = Action.EXIT
@@ -195,8 +207,17 @@ def lower(kernel: Kernel) -> tuple[Block, ...]:
             assert block.instruction is not None
             raise UnsupportedInstruction(block.instruction, f"there is no label {name}")
         block.target = labels[name]
+    for block, names in tables:
+        block.table = tuple(labels[n] for n in names)
     _finish(blocks)
     return tuple(blocks)
+
+
+def _table(kernel: Kernel, item: Instruction) -> tuple[str, ...]:
+    name = item.operands[-1]
+    if item.modifiers[:1] != ("idx",) or not isinstance(name, Symbol) or name.name not in kernel.branch_targets:
+        raise UnsupportedInstruction(item, "its table of targets")
+    return kernel.branch_targets[name.name]
 
 
 def _guard(block: Block, item: Instruction, index: int) -> None:
@@ -223,16 +244,6 @@ def _touches_others(item: Instruction) -> bool:
     return item.opcode in ("st", "atom", "red", "cp", "nanosleep") or is_poll(item)
 
 
-def uses(item: Instruction) -> set[str]:
-    """Names of the registers that `item` reads, its predicate included."""
-    names = {r.name for r in reads(item)}
-    if item.predicate is not None:
-        names.add(item.predicate.name)
-        if item.opcode != "bra":  # a selection keeps the old value where the predicate is false
-            names |= {r.name for r in writes(item)}
-    return names
-
-
 def _finish(blocks: list[Block]) -> None:
     gen: list[set[str]] = []
     kill: list[set[str]] = []
@@ -241,10 +252,17 @@ def _finish(blocks: list[Block]) -> None:
         defined: set[str] = set()
         items = block.instructions + ([block.instruction] if block.instruction is not None else [])
         for item in items:
-            used |= uses(item) - defined
-            defined |= {r.name for r in writes(item)}
+            written = {r.name for r in writes(item)}
+            names = {r.name for r in reads(item)}
+            if item.predicate is not None:
+                names.add(item.predicate.name)
+                if item.opcode != "bra":  # a selection keeps the old value where the predicate is false
+                    names |= written
+            used |= names - defined
+            defined |= written
         gen.append(used)
         kill.append(defined)
+        block.exposed, block.defined = frozenset(used), frozenset(defined)
         block.warp_synchronous = any(is_warp_synchronous(i) for i in block.instructions)
     live_in: list[set[str]] = [set(g) for g in gen]
     live_out: list[set[str]] = [set() for _ in blocks]
@@ -267,24 +285,3 @@ def _finish(blocks: list[Block]) -> None:
                 region = blocks[s : block.index + 1]
                 if any(is_poll(i) for b in region for i in b.instructions):
                     block.spins = True
-
-
-def address_of(item: Instruction) -> Address:
-    """Return the address operand of a memory instruction.
-
-    Raises:
-        UnsupportedInstruction: if it has none.
-    """
-    for operand in item.operands:
-        if isinstance(operand, Address):
-            return operand
-    raise UnsupportedInstruction(item, "no address operand")
-
-
-def registers_of(operand: object) -> tuple[str, ...]:
-    """Names of the registers in a register or vector operand."""
-    if isinstance(operand, Reg):
-        return (operand.name,)
-    if isinstance(operand, Vector):
-        return tuple(n for e in operand.elements for n in registers_of(e))
-    return ()

@@ -7,8 +7,10 @@ import pickle
 import struct
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,11 +88,30 @@ def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | No
         UnsupportedInstruction: if a kernel has an instruction that the simulator lacks.
         UnknownNameError: if `memory` lacks a buffer.
     """
-    module = parse(artifact.ptx)
+    module = _parsed(artifact.ptx)
     names = {r.buffer for launch in artifact.launches for p in launch.params for r in p.relocations}
     addresses = {name: memory.address(name) for name in names}
     launches = [_bound(module, launch, addresses) for launch in artifact.launches]
     return simulate_module(module, launches, memory, options)
+
+
+@lru_cache(maxsize=16)
+def _parsed(ptx: str) -> Module:
+    return parse(ptx)
+
+
+_programs: OrderedDict[tuple[int, str], tuple[Module, Program]] = OrderedDict()
+"""The programs used last, by module and kernel: verification runs the same kernels on many inputs."""
+
+
+def _program(module: Module, kernel: str) -> Program:
+    key = (id(module), kernel)
+    if key not in _programs:
+        _programs[key] = (module, compile_kernel(module, module.kernel(kernel)))
+        while len(_programs) > 32:
+            _programs.popitem(last=False)
+    _programs.move_to_end(key)
+    return _programs[key][1]
 
 
 def _bound(module: Module, launch: Launch, addresses: dict[str, int]) -> KernelLaunch:
@@ -119,7 +140,7 @@ def simulate_module(
     programs: dict[str, Program] = {}
     for launch in launches:
         if launch.kernel not in programs:
-            programs[launch.kernel] = compile_kernel(module, module.kernel(launch.kernel))
+            programs[launch.kernel] = _program(module, launch.kernel)
     mark = memory.mark()
     addresses = _place_variables(module, memory)
     findings: list[Finding] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 TEMPORARY = re.compile(r"\bt\d+\b")
 INTEGERS = {8: "u8", 16: "u16", 32: "u32", 64: "u64"}
@@ -64,8 +65,7 @@ class Value:
     """Derived arrays, for instance the f32 value of a bf16 half."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """What is known of a register wherever it is read: joined over all places that write it."""
 
     dirty: bool = False
@@ -82,6 +82,8 @@ class Fact:
 
     def join(self, other: Fact) -> Fact:
         """Return what holds if either may be the case."""
+        if self == other:
+            return self
         return Fact(
             self.dirty or other.dirty,
             self.raw or other.raw,
