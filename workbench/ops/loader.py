@@ -176,7 +176,7 @@ class _Loading:
     def _outputs(self, op: Op, w: Workload, what: str, run: Reference, inputs: Tensors) -> Tensors:
         import torch
 
-        out = self._guard(what, lambda: run(inputs, w.axes))
+        out = self._guard(f"the {what}", lambda: run(inputs, w.axes))
         for b in op.outputs:
             self._check(b.name in out, f"the {what} returns no {b.name!r}")
             shape, wanted = tuple(out[b.name].shape), b.resolve(w.axes)

@@ -1,0 +1,159 @@
+"""Goldens against a second implementation: plain Python loops over NumPy float64, one element at a time.
+
+Nothing is shared with the verifiers but the inputs: MXFP4 goes through ml_dtypes, bfloat16 rounding
+through exact fractions, the order of experts through Python's sort.
+"""
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from workbench.ops import Op, load_op
+from workbench.ops.trivial import zero_inputs
+from workbench.workspace import Workspace
+
+WORKSPACE = Workspace(Path(__file__).parents[2])
+
+
+def inputs_of(
+    op: Op, workload: str, generator: str, seed: int = 0
+) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    axes = dict(op.workload(workload).axes)
+    storage = zero_inputs(op, axes)
+    op.generators[generator](axes, seed, storage.__getitem__)
+    return storage, axes
+
+
+def bf16(x: float) -> float:
+    """Nearest bfloat16, ties to even, from the exact value of a float64."""
+    if not math.isfinite(x) or x == 0:
+        return x
+    exponent = max(math.frexp(x)[1] - 8, -133)  # 8 significant bits; subnormals are multiples of 2^-133
+    return float(round(Fraction(x) / Fraction(2) ** exponent) * Fraction(2) ** exponent)
+
+
+def numbers(t: torch.Tensor) -> np.ndarray:
+    return t.double().numpy()
+
+
+def sigmoid(x: float) -> float:
+    if x >= 0:
+        return 1 / (1 + math.exp(-x))
+    return math.exp(x) / (1 + math.exp(x)) if x > -700 else 0.0
+
+
+def situ(g: float, u: float) -> float:
+    return 4 * math.tanh(g / 4) * sigmoid(g) * 25 * math.tanh(u / 25)
+
+
+def matrix(packed: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
+    raw = packed.numpy()
+    values = np.empty((raw.shape[0], raw.shape[1] * 2))
+    values[:, 0::2] = (raw & 15).view(ml_dtypes.float4_e2m1fn)
+    values[:, 1::2] = (raw >> 4).view(ml_dtypes.float4_e2m1fn)
+    for block, column in enumerate(scale.numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float64).T):
+        values[:, 32 * block : 32 * block + 32] *= column[:, None]
+    return values
+
+
+def expert_row(t: dict[str, torch.Tensor], e: int, latent: np.ndarray) -> list[float]:
+    """bf16(W2 bf16(situ(W13 latent))) of one expert, exactly summed."""
+    w13, w2 = matrix(t["w13"][e], t["w13_scale"][e]), matrix(t["w2"][e], t["w2_scale"][e])
+    width = w13.shape[0] // 2
+    sums = [total(row * latent) for row in w13]
+    hidden = np.array([bf16(situ(sums[i], sums[width + i])) for i in range(width)])
+    return [bf16(total(row * hidden)) for row in w2]
+
+
+def total(terms: np.ndarray) -> float:
+    try:
+        return math.fsum(terms)
+    except (ValueError, OverflowError):  # infinities of both signs
+        return float(np.sum(terms))
+
+
+def chosen(logits: list[float], bias: np.ndarray, k: int) -> tuple[list[int], list[float]]:
+    scores = [math.nan if math.isnan(x) else sigmoid(x) for x in logits]
+    keys = [float(np.float32(np.float32(s) + np.float32(b))) for s, b in zip(scores, bias, strict=True)]
+    order = sorted((e for e in range(len(keys)) if not math.isnan(keys[e])), key=lambda e: (-keys[e], e))
+    order += [e for e in range(len(keys)) if math.isnan(keys[e])]
+    ids = order[:k]
+    total_score = (
+        math.fsum(scores[e] for e in ids) if not any(math.isnan(scores[e]) for e in ids) else math.nan
+    )
+    return ids, [bf16(scores[e] / (total_score + 1e-20)) for e in ids]
+
+
+def close(got: torch.Tensor, want: list, steps: int = 0) -> None:
+    """Equal, NaN and infinities included; `steps` elements may differ by one bfloat16 step.
+
+    Two correct float64 computations may fall on either side of a rounding boundary, seldom.
+    """
+    g, w = numbers(got), np.array(want, dtype=np.float64)
+    assert g.shape == w.shape
+    same = (g == w) | (np.isnan(g) & np.isnan(w))
+    assert int((~same).sum()) <= steps
+    np.testing.assert_allclose(g[~same], w[~same], rtol=2**-7)
+
+
+OPS = {name: load_op(WORKSPACE, name) for name in ("rmsnorm", "moe_topk", "moe_experts", "moe")}
+SMALL = ("small_b1", "small_b3")
+CASES = [(name, w, g) for name, op in OPS.items() for w in SMALL for g in op.generators]
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "rmsnorm"])
+def test_rmsnorm(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    x, weight = numbers(t["x"]), numbers(t["weight"])
+    want = []
+    for row in x:
+        mean = math.fsum(v * v for v in row) / len(row)
+        want.append([bf16(v / math.sqrt(mean + 1e-5) * w) for v, w in zip(row, weight, strict=True)])
+    close(OPS[name].reference(t, axes)["out"], want, steps=1)
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "moe_topk"])
+def test_topk(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    out = OPS[name].reference(t, axes)
+    rows = [chosen(row.tolist(), t["bias"].numpy(), axes["K"]) for row in t["logits"].double()]
+    assert out["ids"].tolist() == [ids for ids, _ in rows]
+    close(out["weights"], [weights for _, weights in rows], steps=1)
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "moe_experts"])
+def test_experts(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    latent = numbers(t["latent"])
+    with np.errstate(invalid="ignore"):
+        want = [[expert_row(t, int(e), latent[b]) for e in t["ids"][b]] for b in range(axes["B"])]
+    close(OPS[name].reference(t, axes)["expanded"], want, steps=2)
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "moe"])
+def test_moe(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    x, latent = numbers(t["x"]), numbers(t["latent"]).copy()
+    router, down = numbers(t["w_router"]), numbers(t["w_down"])
+    out = []
+    with np.errstate(invalid="ignore"):
+        for b in range(axes["B"]):
+            latent[b, : axes["D"]] = [bf16(total(row * x[b])) for row in down]
+            ids, weights = chosen([total(row * x[b]) for row in router], t["bias"].numpy(), axes["K"])
+            rows = np.array([expert_row(t, e, latent[b]) for e in ids])
+            out.append([bf16(total(np.array(weights) * column)) for column in rows.T])
+    got = OPS[name].reference(t, axes)
+    close(got["latent"], latent.tolist(), steps=1)
+    close(got["out"], out, steps=3)
+
+
+def test_bf16_of_this_file() -> None:
+    x = np.random.default_rng(1).standard_normal(2000).astype(np.float32)
+    x = np.concatenate([x, x * np.float32(1e-39), [np.float32(1 + 2**-8), np.float32(1 + 3 * 2**-8)]])
+    want = x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    assert [bf16(float(v)) for v in x] == want.tolist()
