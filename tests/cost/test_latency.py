@@ -162,6 +162,19 @@ def test_prediction_states_its_premises_and_explains_itself() -> None:
     assert Prediction.model_validate_json(p.model_dump_json()) == p
 
 
+def test_hash_of_the_premises_tells_what_a_value_rests_on() -> None:
+    base = predict(artifact(), [counters()], GB300).premises
+    assert base.hash == predict(artifact(grid=76), [counters(ctas=76)], GB300).premises.hash
+    other = GB300.model_copy(update={"chip": GB300.chip.model_copy(update={"hbm_tb_s": 7.9})})
+    changed = [
+        predict(artifact(), [counters()], other).premises,
+        predict(artifact(), [counters()], GB300, sass(4, together=True)).premises,
+        base.model_copy(update={"model_version": base.model_version + 1}),
+        base.model_copy(update={"assumptions": base.assumptions[1:]}),
+    ]
+    assert len({base.hash, *(p.hash for p in changed)}) == 5
+
+
 def test_kernel_that_cannot_be_launched_is_refused() -> None:
     with pytest.raises(WorkbenchError, match=r"cannot be launched.*registers"):
         predict(artifact(threads=1024, registers=128), [counters()], GB300)

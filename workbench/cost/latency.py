@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from workbench.artifact import Artifact, Launch
+from workbench.artifact import Artifact, Launch, stable_hash
 from workbench.cost.machine import Machine
 from workbench.cost.occupancy import Occupancy, occupancy
 from workbench.cost.scoreboard import FREE, Code, Walk, ptx_code, sass_code, walk
@@ -89,6 +89,14 @@ class Premises(_Data):
     code: Literal["sass", "ptx"]
     """Whose instruction order was walked."""
     assumptions: tuple[str, ...]
+
+    @property
+    def hash(self) -> str:
+        """Hash of what a predicted value rests on beside the artifact: what a tuning record's key holds."""
+        rests_on = self.model_dump(
+            mode="json", include={"machine_hash", "model_version", "code", "assumptions"}
+        )
+        return stable_hash(rests_on)
 
 
 class Prediction(_Data):
