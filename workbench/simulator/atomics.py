@@ -79,8 +79,8 @@ def atomic(
     co: Cohort, ck: Chunk,
 ) -> list[Array]:  # fmt: skip
     """Execute atom or red and return the old values, one array an element (raw bits), if `wanted`."""
-    if ck.observer is not None:
-        ck.observer(site, address, co, ck)
+    if ck.watched:
+        ck.watch(site, address, co)
     if space == "generic":
         a = address + site.k
         shared = (a >= SHARED_WINDOW) & (a < SHARED_WINDOW + WINDOW)

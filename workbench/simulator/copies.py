@@ -51,6 +51,9 @@ class AsyncCopies:
     ) -> None:
         """Check a copy's addresses and remember it."""
         ck = self.chunk
+        if ck.watched:
+            ck.watch(read, source, co)
+            ck.watch(write, target, co)
         if amount is not None:
             nothing = amount == 0
             if nothing.all():

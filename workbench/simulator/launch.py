@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from workbench.simulator.faults import FindingLog
 from workbench.simulator.memory import Memory
+from workbench.simulator.traffic import Traffic
 from workbench.simulator.values import NUMPY
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class LaunchState:
         self.progress = 0
         self.lane_instructions = 0
         self.printed: list[str] = []
+        self.traffic = Traffic(memory.top) if options.count_sectors else None
         index = np.arange(self.threads, dtype=np.uint32)
         x, y, _ = block
         self.tid = {"x": index % x, "y": index // x % y, "z": index // (x * y)}

@@ -112,6 +112,11 @@ class Memory:
         return self.bytes[start : start + nbytes]
 
     @property
+    def top(self) -> int:
+        """Arena offset after the last allocation and its guard."""
+        return self._top
+
+    @property
     def allocations(self) -> tuple[Allocation, ...]:
         """All allocations by ascending address."""
         return tuple(self._allocations)

@@ -90,16 +90,16 @@ def in_space(address: Array, space: str) -> Array:
 
 def load_global(site: Site, address: Array, co: Any, ck: Any) -> Array:
     """ld.global and ld.const."""
-    if ck.observer is not None:
-        ck.observer(site, address, co, ck)
+    if ck.watched:
+        ck.watch(site, address, co)
     result: Array = ck.space_global.load(site, address, co, ck)
     return result
 
 
 def load_shared(site: Site, address: Array, co: Any, ck: Any) -> Array:
     """ld.shared."""
-    if ck.observer is not None:
-        ck.observer(site, address, co, ck)
+    if ck.watched:
+        ck.watch(site, address, co)
     result: Array = ck.space_shared.load(site, address, co, ck)
     return result
 
@@ -118,15 +118,15 @@ def load_param(site: Site, address: Array, co: Any, ck: Any) -> Array:
 
 def store_global(site: Site, address: Array, value: Array, co: Any, ck: Any) -> None:
     """st.global."""
-    if ck.observer is not None:
-        ck.observer(site, address, co, ck)
+    if ck.watched:
+        ck.watch(site, address, co)
     ck.space_global.store(site, address, value, co, ck)
 
 
 def store_shared(site: Site, address: Array, value: Array, co: Any, ck: Any) -> None:
     """st.shared."""
-    if ck.observer is not None:
-        ck.observer(site, address, co, ck)
+    if ck.watched:
+        ck.watch(site, address, co)
     ck.space_shared.store(site, address, value, co, ck)
 
 

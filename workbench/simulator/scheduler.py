@@ -31,7 +31,7 @@ class Chunk:
     def __init__(self, launch: LaunchState, ctas: Array, space_global: GlobalSpace) -> None:
         self.launch, self.ctas = launch, ctas
         self.options = launch.options
-        self.observer = launch.options.observer
+        self.watched = launch.options.observer is not None or launch.traffic is not None
         self.space_global = space_global
         program = launch.program
         shared = program.shared_static + launch.shared_dynamic
@@ -63,6 +63,13 @@ class Chunk:
     @progress.setter
     def progress(self, value: int) -> None:
         self.launch.progress = value
+
+    def watch(self, site: Site, address: Array, co: Cohort) -> None:
+        """Show an access to whoever counts or observes; called only while `watched`."""
+        if self.launch.traffic is not None:
+            self.launch.traffic.access(site, address, co)
+        if self.options.observer is not None:
+            self.options.observer(site, address, co, self)
 
     # -- execution -------------------------------------------------------------------------------
 
@@ -197,9 +204,7 @@ class Chunk:
             self.alive[np.ix_(co.ctas, co.threads)] = False
         else:
             self.alive[co.ctas, co.threads] = False
-        self._warp_counts: Array | None = None
-        if self.barriers.waiting or True:
-            self._continue(self.barriers.retire(co))
+        self._continue(self.barriers.retire(co))
 
     def _deadlock(self) -> None:
         self.deadlocked = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import sys
 import time
@@ -27,6 +28,7 @@ from workbench.simulator.launch import LaunchState, LimitReached, SimulationOpti
 from workbench.simulator.memory import Memory
 from workbench.simulator.runtime import FLAGS
 from workbench.simulator.scheduler import Chunk
+from workbench.simulator.traffic import SECTOR, TrafficCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class _Part:
     waits: int
     printed: list[str]
     completed: bool
+    traffic: TrafficCounts
 
 
 def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | None = None) -> Outcome:
@@ -224,7 +227,7 @@ def _run_chunks(state: LaunchState, groups: list[Any]) -> _Part:
     space = GlobalSpace(state.memory)
     program = state.program
     blocks = len(program.blocks)
-    part = _Part((), np.zeros(blocks, np.int64), [0] * blocks, None, 0, 0, [], True)
+    part = _Part((), np.zeros(blocks, np.int64), [0] * blocks, None, 0, 0, [], True, TrafficCounts())
     best = -1
     weights = np.array([c.instructions for c in program.costs], np.int64)
 
@@ -262,6 +265,8 @@ def _run_chunks(state: LaunchState, groups: list[Any]) -> _Part:
     part.findings = state.log.findings()
     part.completed &= all(f.rule != "trap" for f in part.findings)
     part.printed = state.printed
+    if state.traffic is not None:
+        part.traffic = state.traffic.counts
     return part
 
 
@@ -292,31 +297,31 @@ def _run_forked(state: LaunchState, groups: list[list[Any]]) -> _Part:
                 os._exit(status)
         os.close(writer)
         children.append((pid, reader))
-    error: BaseException | None = None
+    problem: BaseException | None = None
     part: _Part | None = None
     try:
         part = _run_chunks(state, groups[0])
-    except BaseException as problem:
-        error = problem
+    except BaseException as raised:
+        problem = raised
     for pid, reader in children:
-        if error is not None and not isinstance(error, Exception):
-            os.kill(pid, 9)
+        if problem is not None:
+            os.kill(pid, signal.SIGKILL)
         with os.fdopen(reader, "rb") as source:
             data = source.read()
         os.waitpid(pid, 0)
-        if error is not None:
+        if problem is not None:
             continue
         if len(data) < 8 or len(data) - 8 != struct.unpack("<Q", data[:8])[0]:
-            error = WorkbenchError("a simulator process ended early; the machine may be out of memory")
+            problem = WorkbenchError("a simulator process ended early; the machine may be out of memory")
             continue
         answer = pickle.loads(data[8:])  # from our own fork
         if isinstance(answer, Exception):
-            error = answer
+            problem = answer
             continue
         assert part is not None
         part = _joined(state, part, answer)
-    if error is not None:
-        raise error
+    if problem is not None:
+        raise problem
     assert part is not None
     return part
 
@@ -331,7 +336,7 @@ def _joined(state: LaunchState, a: _Part, b: _Part) -> _Part:
         a, findings=state.log.findings(), visits=a.visits + b.visits,
         passes=[x + y for x, y in zip(a.passes, b.passes, strict=True)], longest=longest,
         divergent=a.divergent + b.divergent, waits=a.waits + b.waits, printed=a.printed + b.printed,
-        completed=a.completed and b.completed,
+        completed=a.completed and b.completed, traffic=a.traffic + b.traffic,
     )  # fmt: skip
 
 
@@ -358,7 +363,12 @@ def _counters(state: LaunchState, part: _Part) -> Counters:
         longest_warp=by_class(part.longest),
         global_load_bytes=lanes("global_load_bytes"),
         global_store_bytes=lanes("global_store_bytes"),
+        global_load_sectors=part.traffic.load_sectors,
+        global_store_sectors=part.traffic.store_sectors,
+        unique_load_bytes=SECTOR * state.traffic.loads.count() if state.traffic is not None else 0,
+        unique_store_bytes=SECTOR * state.traffic.stores.count() if state.traffic is not None else 0,
         shared_bytes=lanes("shared_bytes"),
+        bank_conflicts=part.traffic.bank_conflicts,
         async_bytes=lanes("async_bytes"),
         atomics=lanes("atomics"),
         divergent_branches=part.divergent,
