@@ -135,6 +135,24 @@ def test_chain_adds_gaps_and_pdl_shortens_them() -> None:
     assert pdl.us == pytest.approx(sum(p.us + p.gap_us for p in pdl.launches))
 
 
+def test_loads_before_the_wait_hide_behind_the_predecessor() -> None:
+    """Only under PDL, and no longer than the gap and the predecessor's idle memory."""
+    wait, release = "    griddepcontrol.wait;\n", "    griddepcontrol.launch_dependents;\n"
+    early = release + loads(4, together=True) + "\n" + wait
+    late = release + wait + loads(4, together=True)
+
+    def second(body: str, **changes: Any) -> Any:
+        work = {"ctas": 152, "load_bytes": 2 * MB, "longest": {"load_global": 4, "fp32": 8}}
+        made = artifact(body=body, launches=2, **changes)
+        return predict(made, [counters(**work)] * 2, GB300).launches[1]
+
+    assert second(early).terms_us["hidden"] > 0.1 and second(late).terms_us["hidden"] == 0
+    assert second(early).us < second(late).us - 0.1
+    assert second(early, pdl=False).terms_us["hidden"] == 0
+    silent = second(early.replace(release, ""))
+    assert silent.terms_us["hidden"] <= min(GB300.launch_us.pdl_gap, second(early).terms_us["hidden"])
+
+
 def test_slower_machine_predicts_longer() -> None:
     h200 = load_machine("h200")
 

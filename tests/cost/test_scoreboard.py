@@ -80,6 +80,23 @@ def test_ptx_loads_do_not_cross_a_barrier() -> None:
     assert serial.peak_loads == 1 and serial.cycles > 200
 
 
+def test_head_is_what_precedes_the_wait() -> None:
+    """Weights loaded before the wait are there when it ends; loaded after it, they are still to come."""
+    load, use = step("load_global", "w", "a", 16), step("fp32", "s", "w")
+    before = Code((step("pdl_launch"), load, step("pdl_wait"), use), (), True)
+    after = Code((step("pdl_launch"), step("pdl_wait"), load, use), (), True)
+    a, b = walk(before, LATENCY), walk(after, LATENCY)
+    assert (a.head_load_bytes, b.head_load_bytes) == (16, 0) and before.releases
+    assert a.head_cycles == a.cycles - 4 and b.head_cycles == 2
+    assert walk(Code((load, use), (), True), LATENCY).head_cycles == 0
+
+
+def test_ptx_knows_the_wait() -> None:
+    body = "    griddepcontrol.launch_dependents;\n    griddepcontrol.wait;\n" + loads(1, together=True)
+    code = ptx_code(parse(PTX.replace("LOADS", body)).kernel("k"))
+    assert code.releases and code.wait is not None and code.steps[code.wait].kind == "pdl_wait"
+
+
 def test_ptx_loop_is_found() -> None:
     body = "TOP:\n    add.f32 %f1, %f1, %f2;\n    setp.lt.f32 %p1, %f1, %f3;\n    @%p1 bra TOP;"
     code = ptx_code(parse(PTX.replace("LOADS", body)).kernel("k"))

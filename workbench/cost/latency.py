@@ -5,6 +5,7 @@ A launch takes the largest of three terms, plus a tenth of the others for imperf
 - issue: warp instructions of the busiest SM over the issue rate of their class and of the schedulers;
 - latency: rounds of resident CTAs times what one warp takes alone (`scoreboard`).
 What is added: the first load's latency where another term is the largest, and the gap to the kernel before.
+What is taken off: loads before a PDL wait, as far as the predecessor leaves memory idle meanwhile.
 
 It is a prediction: it ranks candidates and says what limits them; it is never mixed with a measurement.
 """
@@ -39,7 +40,7 @@ ASSUMPTIONS = (
     "weights, state and metadata come cold from HBM; what the predecessor wrote comes from L2",
     "all CTAs take alike; SMs share memory and L2 evenly",
     f"terms overlap except for {OVERLAP_LOSS:.0%} of the smaller ones (estimate)",
-    "the work before griddepcontrol.wait is not overlapped with the predecessor",
+    "with PDL, loads before griddepcontrol.wait hide behind the predecessor while it leaves memory idle",
     "inside a CUDA graph, clocks as the machine description states",
 )
 
@@ -59,7 +60,8 @@ class LaunchPrediction(_Data):
     limit: Literal["memory", "issue", "latency"]
     """The largest term."""
     terms_us: dict[str, float]
-    """`memory`, `issue`, `latency`, and `fill` (first load, added where latency is not the limit)."""
+    """`memory`, `issue`, `latency`, `fill` (first load, added where latency is not the limit), and `hidden`
+    (taken off: what loads before the PDL wait hide behind the predecessor)."""
     reason: str
     """One line: what limits the largest term."""
     occupancy: Occupancy
@@ -146,17 +148,16 @@ def predict(
         )
     module = parse(artifact.ptx)
     counted = all(c.global_load_sectors or not c.global_load_bytes for c in counters)
-    launches = tuple(
-        _predict(
-            artifact,
-            launch,
-            _with_sectors(artifact, launch, c),
-            machine,
-            _codes(launch.kernel, module, sass),
-            first=i == 0,
-        )
-        for i, (launch, c) in enumerate(zip(artifact.launches, counters, strict=True))
-    )
+    launches: list[LaunchPrediction] = []
+    idle_us = 0.0  # how long memory is idle before the next launch's wait ends, beside the gap
+    for launch, c in zip(artifact.launches, counters, strict=True):
+        code, growth = _codes(launch.kernel, module, sass)
+        filled = _with_sectors(artifact, launch, c)
+        overhead = machine.launch_us
+        gap = overhead.pdl_gap if launch.pdl else overhead.gap
+        p = _predict(artifact, launch, filled, machine, code, growth, overhead.pdl_gap + idle_us)
+        launches.append(p.model_copy(update={"gap_us": gap if launches else overhead.first}))
+        idle_us = max(0.0, p.us - p.terms_us["memory"]) if code.releases else 0.0
     premises = Premises(
         machine=machine.name,
         machine_hash=machine.hash,
@@ -169,7 +170,7 @@ def predict(
         code="ptx" if sass is None else "sass",
         assumptions=ASSUMPTIONS if counted else (*ASSUMPTIONS, UNCOUNTED),
     )
-    return Prediction(us=sum(p.us + p.gap_us for p in launches), launches=launches, premises=premises)
+    return Prediction(us=sum(p.us + p.gap_us for p in launches), launches=tuple(launches), premises=premises)
 
 
 def _with_sectors(artifact: Artifact, launch: Launch, counters: Counters) -> Counters:
@@ -202,11 +203,10 @@ def _predict(
     launch: Launch,
     counters: Counters,
     machine: Machine,
-    codes: tuple[Code, float],
-    *,
-    first: bool,
+    code: Code,
+    growth: float,
+    slack_us: float,
 ) -> LaunchPrediction:
-    code, growth = codes
     fit = _occupancy(artifact, launch, machine)
     ctas = max(counters.ctas, 1)
     busiest = -(-ctas // machine.chip.sms)
@@ -230,13 +230,19 @@ def _predict(
     }
     limit = max(("memory", "issue", "latency"), key=lambda k: terms[k])
     fill = 0.0 if limit == "latency" else machine.microseconds(load_cycles)
-    overhead = machine.launch_us
+    us = terms[limit] + OVERLAP_LOSS * (sum(terms.values()) - terms[limit]) + fill
+    hidden = 0.0
+    if launch.pdl and path.head_load_bytes:
+        lanes = min(fit.ctas_per_sm, busiest) * warps * 32 * min(ctas, machine.chip.sms)
+        ahead = min(hbm_bytes, lanes * path.head_load_bytes) / bandwidth / 1e6
+        useful = machine.microseconds(path.head_cycles) if limit == "latency" else fill + ahead
+        hidden = min(useful, slack_us, us / 2)
     return LaunchPrediction(
         kernel=launch.kernel,
-        us=terms[limit] + OVERLAP_LOSS * (sum(terms.values()) - terms[limit]) + fill,
-        gap_us=overhead.first if first else overhead.pdl_gap if launch.pdl else overhead.gap,
+        us=us - hidden,
+        gap_us=0.0,
         limit=limit,
-        terms_us={**terms, "fill": fill},
+        terms_us={**terms, "fill": fill, "hidden": hidden},
         reason=reasons[limit],
         occupancy=fit,
         waves=waves,

@@ -29,7 +29,7 @@ class Step:
     """One instruction as the scoreboard sees it."""
 
     kind: str
-    """Class, as in `Counters`, or `async_wait`."""
+    """Class, as in `Counters`, or `async_wait`, `pdl_wait`, `pdl_launch`."""
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     load_bytes: int = 0
@@ -45,6 +45,16 @@ class Code:
     loops: tuple[tuple[int, int], ...]
     in_order: bool
     """True for SASS, whose order is that of execution."""
+
+    @property
+    def wait(self) -> int | None:
+        """Index of the first `griddepcontrol.wait`."""
+        return next((i for i, s in enumerate(self.steps) if s.kind == "pdl_wait"), None)
+
+    @property
+    def releases(self) -> bool:
+        """True if the kernel lets its dependents start before it ends."""
+        return any(s.kind == "pdl_launch" for s in self.steps)
 
     @property
     def issued(self) -> int:
@@ -65,6 +75,10 @@ class Walk:
     peak_load_bytes: int
     """Most bytes a lane that global loads had under way at once."""
     peak_loads: int
+    head_cycles: float = 0.0
+    """How much shorter the pass is if all that precedes `griddepcontrol.wait` is done when it ends."""
+    head_load_bytes: int = 0
+    """Bytes a lane that global loads bring which precede the wait."""
 
     def cycles_for(self, instructions: float) -> float:
         """Cycles of a warp that issues `instructions`: fewer than one pass skip code, more go round loops."""
@@ -83,7 +97,12 @@ def walk(code: Code, latency: Mapping[str, float]) -> Walk:
         instructions += sum(not s.free for s in body)
     if not instructions:
         extra, instructions = cycles, code.issued
-    return Walk(cycles, code.issued, extra / max(instructions, 1), peak, loads)
+    head_cycles, head_bytes = 0.0, 0
+    if code.wait is not None:
+        head_cycles = cycles - _run(code.steps[code.wait + 1 :], latency, code.in_order)[0]
+        head_bytes = sum(s.load_bytes for s in code.steps[: code.wait])
+    per_instruction = extra / max(instructions, 1)
+    return Walk(cycles, code.issued, per_instruction, peak, loads, max(head_cycles, 0.0), head_bytes)
 
 
 def ptx_code(kernel: Kernel) -> Code:
@@ -123,9 +142,8 @@ def _run(steps: Sequence[Step], latency: Mapping[str, float], in_order: bool) ->
     ready: dict[str, float] = {}
     loads: list[tuple[float, float, int]] = []
     copies: list[float] = []
-    now = end = (
-        0.0  # `now` is the next issue slot; out of order, that of the block's start plus what it issued
-    )
+    # `now` is the next issue slot; out of order, the start of the block plus what it has issued.
+    now = end = 0.0
     block_start, issued = 0.0, 0
     for s in steps:
         floor = now if in_order else block_start
@@ -166,7 +184,7 @@ def _peaks(loads: Sequence[tuple[float, float, int]]) -> tuple[int, int]:
 
 
 _BLOCKING = frozenset(("barrier", "fence"))
-_ENDS_BLOCK = frozenset(("branch", "barrier", "fence", "async_wait", "pdl"))
+_ENDS_BLOCK = frozenset(("branch", "barrier", "fence", "async_wait", "pdl_wait"))
 
 
 def _loops(labels: Mapping[str, int], branches: Sequence[tuple[int, str]]) -> tuple[tuple[int, int], ...]:
@@ -182,6 +200,8 @@ def _ptx_step(item: Instruction) -> Step:
     load = bytes_of(item) if kind == "load_global" else 0
     if item.opcode == "cp" and any("wait" in m for m in item.modifiers):
         kind = "async_wait"
+    elif kind == "pdl":
+        kind = "pdl_wait" if "wait" in item.modifiers else "pdl_launch"
     return Step(
         kind,
         tuple(r.name for r in reads(item)),
@@ -217,10 +237,13 @@ _SASS_CLASSES = {
     "async_wait": "DEPBAR",
     "tensor": "HMMA IMMA QMMA OMMA DMMA HGMMA QGMMA IGMMA UTCHMMA UTCQMMA UTCOMMA",
     "fence": "MEMBAR FENCE ERRBAR CCTL CCTLL",
-    "pdl": "ACQBULK PREEXIT",
+    "pdl_wait": "ACQBULK",
+    "pdl_launch": "PREEXIT",
 }
 _SASS_CLASS = {opcode: kind for kind, opcodes in _SASS_CLASSES.items() for opcode in opcodes.split()}
-_NO_RESULT = frozenset(("store_global", "store_shared", "store_local", "branch", "fence", "pdl"))
+_NO_RESULT = frozenset(
+    ("store_global", "store_shared", "store_local", "branch", "fence", "pdl_wait", "pdl_launch")
+)
 
 
 def _sass_step(item: SassInstruction) -> Step:
