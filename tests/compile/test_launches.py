@@ -245,7 +245,8 @@ def test_pointers_inside_structs_and_literals_between() -> None:
     [
         ("add", 2**31 - 1, 1, 2**31), ("sub", 0, 1, 2**32 - 1), ("mul", -3, 5, -15), ("sdiv", -7, 2, -3),
         ("srem", -7, 2, -1), ("udiv", -1, 2, 2**31 - 1), ("urem", -1, 10, 5), ("and", -4, 6, 4),
-        ("or", 4, 3, 7), ("xor", -1, 1, -2), ("shl", 1, 31, 2**31), ("lshr", -1, 28, 15), ("ashr", -16, 2, -4),
+        ("or", 4, 3, 7), ("xor", -1, 1, -2), ("shl", 1, 31, 2**31), ("lshr", -1, 28, 15),
+        ("ashr", -16, 2, -4),
     ],
 )  # fmt: skip
 def test_arithmetic(op: str, a: int, b: int, expected: int) -> None:

@@ -63,6 +63,51 @@ def test_missing_dsl_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
         toolchain_identity()
 
 
+@pytest.mark.parametrize(
+    ("packages", "driver", "flavour"),
+    [
+        (("cu12", "cu13"), None, "13"),
+        (("cu12", "cu13"), 12, "12"),
+        (("cu12", "cu13"), 14, "13"),
+        (("cu12",), None, "12"),
+        (("cu13",), 12, None),
+        ((), None, None),
+    ],
+)
+def test_flavour_follows_the_driver(
+    monkeypatch: pytest.MonkeyPatch, packages: tuple[str, ...], driver: int | None, flavour: str | None
+) -> None:
+    monkeypatch.setattr(module, "_driver_major", lambda: driver)
+    names = ["nvidia-cutlass-dsl", *(f"nvidia-cutlass-dsl-libs-{p}" for p in packages)]
+    if flavour is None:
+        with pytest.raises(MissingToolError, match="driver"):
+            module.dsl_flavour(names)
+    else:
+        assert module.dsl_flavour(names) == flavour
+
+
+def test_another_flavour_than_the_key_says_is_refused(
+    server: CompileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_driver_major", lambda: 12)
+    with pytest.raises(CompileError, match="not 12 as expected") as caught:
+        compile_candidate(request(copy()), server=server)
+    assert caught.value.kind == "tool"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "-O0", "-O1", "-O2", "-O3", "-lineinfo", "--fmad=false", "--fmad=true", "--maxrregcount=64",
+        "--register-usage-level=3", "--allow-expensive-optimizations=false", "--def-load-cache=cg",
+        "--def-store-cache=wt",
+    ],
+)  # fmt: skip
+def test_allowed_flags_are_flags_of_ptxas(artifact: Artifact, flag: str) -> None:
+    assert request(SCALE, ptxas_flags=(flag,)).ptxas_flags == (flag,)
+    assert read_cubin(assemble(artifact.ptx, "sm_103a", (flag,), Limits()).cubin).sm == 103
+
+
 def test_errors_are_the_compilers_with_the_first_line(artifact: Artifact) -> None:
     broken = artifact.ptx.replace("griddepcontrol.wait", "griddepcontrol.nonsense", 1)
     with pytest.raises(CompileError) as caught:

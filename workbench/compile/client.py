@@ -42,6 +42,7 @@ _START = (
     "from workbench.compile.server import main; main(sys.argv[1:])"
 )
 _START_SECONDS = 120.0
+_LONGEST_DETAIL = 50_000
 
 
 class Traced(BaseModel):
@@ -64,6 +65,10 @@ class Traced(BaseModel):
     """CUDA version of the DSL's libraries, such as `13.4`."""
     fences: tuple[str, ...]
     """Sandbox fences that held."""
+    seconds: float = 0.0
+    """Wall-clock time of the child; the server's word, as is the next."""
+    rss_bytes: int = 0
+    """Largest resident size of the child, what it shares with the server included."""
 
 
 class _Failed(BaseModel):
@@ -332,8 +337,10 @@ def _interpret(header: _Header, body: bytes, nonce: str, limits: Limits) -> Trac
         answer: Any = json.loads(body[len(nonce) :])
         if isinstance(answer, dict) and answer.get("ok") is False:
             failed = _Failed.model_validate(answer)
-            raise CompileError(failed.kind, failed.message, failed.line, failed.detail)
-        return Traced.model_validate(answer)
+            message = " ".join(failed.message.split())[:1000]
+            raise CompileError(failed.kind, message, failed.line, failed.detail[:_LONGEST_DETAIL])
+        traced = Traced.model_validate(answer)
     except (ValueError, ValidationError, RecursionError) as e:
         raise CompileError("crash", "the compile process answered with something that is no result",
                            detail=f"{e}\n{log}") from e  # fmt: skip
+    return traced.model_copy(update={"seconds": header.seconds, "rss_bytes": header.rss_bytes})

@@ -68,6 +68,11 @@ def _build(request: CompileRequest, key: str, traced: Traced, limits: Limits) ->
     check_arch(header, cubin, request.arch)
     check_launches(launches, header, cubin)
     identity = toolchain_identity()
+    if traced.flavour.split(".")[0] != identity["flavour"]:
+        wanted, got = identity["flavour"], traced.flavour[:20]
+        raise CompileError(
+            "tool", f"CuTe DSL runs with its libraries for CUDA {got}, not {wanted} as expected"
+        )
     toolchain = Toolchain(
         dsl=identity["nvidia-cutlass-dsl"],
         flavour=_flavour(traced.flavour),

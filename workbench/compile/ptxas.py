@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -9,7 +10,7 @@ import resource
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -18,6 +19,13 @@ from pathlib import Path
 from workbench.compile.request import CompileError, Limits
 from workbench.errors import MissingToolError, WorkbenchError
 
+_DSL_PACKAGES = (
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-core",
+    "nvidia-cutlass-dsl-libs-cu12",
+    "nvidia-cutlass-dsl-libs-cu13",
+)
 _INSTALL = "pip install 'nvidia-cuda-nvcc>=13.0'"
 _VERSION = re.compile(r"release [\d.]+, V(?P<version>[\d.]+)")
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
@@ -75,21 +83,53 @@ def _version_of(path: str, mtime_ns: int, size: int) -> str:
 
 
 def toolchain_identity() -> dict[str, str]:
-    """What identifies the toolchain before anything is compiled: versions of the DSL's packages and of ptxas.
+    """What identifies the toolchain before anything is compiled: the DSL's packages and flavour, and ptxas.
 
     Raises:
         MissingToolError: if the DSL or ptxas is not installed.
     """
     identity = {}
-    for name in ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-core",
-                 "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13"):  # fmt: skip
+    for name in _DSL_PACKAGES:
         try:
             identity[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     if "nvidia-cutlass-dsl" not in identity:
         raise MissingToolError("CuTe DSL is not installed; pip install 'nvidia-cutlass-dsl[cu13]'")
-    return {**identity, "ptxas": ptxas_version(find_ptxas())}
+    return {**identity, "flavour": dsl_flavour(identity), "ptxas": ptxas_version(find_ptxas())}
+
+
+def dsl_flavour(packages: Iterable[str]) -> str:
+    """Major CUDA version of the libraries that the DSL will choose, such as `13`.
+
+    The DSL takes the newest that the CUDA driver supports, or the newest of all where there is no driver. PTX
+    differs between them, so the choice must be known before an artifact is looked up; it is checked afterwards.
+
+    Raises:
+        MissingToolError: if none of the installed ones will do.
+    """
+    prefix = "nvidia-cutlass-dsl-libs-cu"
+    installed = sorted(int(p.removeprefix(prefix)) for p in packages if p.startswith(prefix))
+    driver = _driver_major()
+    usable = [n for n in installed if driver is None or n <= driver]
+    if not usable:
+        raise MissingToolError(
+            f"CuTe DSL has libraries for CUDA {installed}, the driver is for CUDA {driver}; "
+            "pip install 'nvidia-cutlass-dsl[cu13]' or update the driver"
+        )
+    return str(usable[-1])
+
+
+@cache
+def _driver_major() -> int | None:
+    """Major CUDA version of the driver, None without one. Asking makes no context and touches no GPU."""
+    version = ctypes.c_int(0)
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return version.value // 1000
 
 
 def assemble(ptx: str, arch: str, flags: Sequence[str], limits: Limits) -> Assembled:
@@ -120,6 +160,7 @@ def assemble(ptx: str, arch: str, flags: Sequence[str], limits: Limits) -> Assem
         )
         try:
             resource.prlimit(process.pid, resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
             raw, _ = process.communicate(timeout=limits.seconds)
         except subprocess.TimeoutExpired:
             raise CompileError("timeout", f"ptxas is not done after {limits.seconds:g} s") from None

@@ -169,19 +169,22 @@ _SECCOMP_ALLOW, _SECCOMP_ERRNO, _SECCOMP_KILL = 0x7FFF0000, 0x00050000, 0x800000
 _LD, _JEQ, _JSET, _JGE, _RET = 0x20, 0x15, 0x45, 0x35, 0x06
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SYSCALLS: dict[str, dict[str, tuple[int, ...]]] = {
-    # By groups: processes and programs; sockets; tracing and other processes; mounts, namespaces; bpf, perf,
-    # keys; modules, kexec, reboot, swap, accounting; userfaultfd, io_uring, new mount API; file handles.
+    # Denied, by groups: processes and programs; sockets; tracing, signals and scheduling of other processes;
+    # mounts, namespaces; bpf, perf, keys; modules, kexec, reboot, swap, accounting; userfaultfd, io_uring,
+    # new mount API; file handles; memory files, which no limit counts.
     "x86_64": {
-        "deny": (57, 58, 59, 322, 41, 53, 42, 43, 288, 49, 50, 44, 46, 101, 310, 311, 312, 424, 434, 438, 165,
-                 166, 155, 161, 308, 272, 321, 298, 248, 249, 250, 175, 176, 313, 246, 320, 169, 167, 168,
-                 163, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 304),
-        "clone": (56,), "clone3": (435,), "kill": (62, 234), "tkill": (200,),
+        "deny": (57, 58, 59, 322, 41, 53, 42, 43, 288, 49, 50, 44, 46, 101, 310, 311, 312, 424, 434, 438,
+                 129, 297, 141, 142, 144, 314, 203, 251, 256, 279, 165, 166, 155, 161, 308, 272, 321, 298,
+                 248, 249, 250, 175, 176, 313, 246, 320, 169, 167, 168, 163, 323, 425, 426, 427, 428, 429,
+                 430, 431, 432, 433, 442, 304, 319, 447),
+        "clone": (56,), "absent": (435, 200), "self": (62, 234), "self or 0": (302,),
     },
     "aarch64": {
-        "deny": (221, 281, 198, 199, 203, 202, 242, 200, 201, 206, 211, 117, 270, 271, 272, 424, 434, 438, 40,
-                 39, 41, 51, 268, 97, 280, 241, 217, 218, 219, 105, 106, 273, 104, 294, 142, 224, 225, 89,
-                 282, 425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 265),
-        "clone": (220,), "clone3": (435,), "kill": (129, 131), "tkill": (130,),
+        "deny": (221, 281, 198, 199, 203, 202, 242, 200, 201, 206, 211, 117, 270, 271, 272, 424, 434, 438,
+                 138, 240, 140, 118, 119, 274, 122, 30, 238, 239, 40, 39, 41, 51, 268, 97, 280, 241, 217,
+                 218, 219, 105, 106, 273, 104, 294, 142, 224, 225, 89, 282, 425, 426, 427, 428, 429, 430,
+                 431, 432, 433, 442, 265, 279, 447),
+        "clone": (220,), "absent": (435, 130), "self": (129, 131), "self or 0": (261,),
     },
 }  # fmt: skip
 
@@ -200,25 +203,24 @@ def filter_system_calls() -> None:
     ]
     if machine == "x86_64":  # the x32 table would go round the list
         program += [(_JGE, 0, 1, 0x40000000), (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM)]
+    refuse = (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM)
     for number in calls["deny"]:
-        program += [(_JEQ, 0, 1, number), (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM)]
-    for number in (*calls["clone3"], *calls["tkill"]):  # libc falls back to clone and tgkill
+        program += [(_JEQ, 0, 1, number), refuse]
+    for number in calls["absent"]:  # clone3 and tkill: libc falls back to clone and tgkill
         program += [(_JEQ, 0, 1, number), (_RET, 0, 0, _SECCOMP_ERRNO | _ENOSYS)]
+    number_again, first_argument, pid = (_LD, 0, 0, 0), (_LD, 0, 0, 16), os.getpid()
     for number in calls["clone"]:  # threads only
+        program += [(_JEQ, 0, 3, number), first_argument, (_JSET, 1, 0, _CLONE_THREAD), refuse, number_again]
+    for number in calls["self"]:  # kill, tgkill
+        program += [(_JEQ, 0, 3, number), first_argument, (_JEQ, 1, 0, pid), refuse, number_again]
+    for number in calls["self or 0"]:  # prlimit
         program += [
-            (_JEQ, 0, 3, number),
-            (_LD, 0, 0, 16),
-            (_JSET, 1, 0, _CLONE_THREAD),
-            (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM),
-            (_LD, 0, 0, 0),
-        ]
-    for number in calls["kill"]:  # to itself only
-        program += [
-            (_JEQ, 0, 3, number),
-            (_LD, 0, 0, 16),
-            (_JEQ, 1, 0, os.getpid()),
-            (_RET, 0, 0, _SECCOMP_ERRNO | _EPERM),
-            (_LD, 0, 0, 0),
+            (_JEQ, 0, 4, number),
+            first_argument,
+            (_JEQ, 2, 0, 0),
+            (_JEQ, 1, 0, pid),
+            refuse,
+            number_again,
         ]
     program.append((_RET, 0, 0, _SECCOMP_ALLOW))
     code = b"".join(struct.pack("=HBBI", *i) for i in program)
