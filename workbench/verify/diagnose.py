@@ -21,6 +21,8 @@ TIME_LIMIT = 30.0
 """Seconds after which no further known mistake is tried."""
 NOISE = 0.1
 """Largest rms error that is called a matter of rounding."""
+BF16_NOISE = 2.0**-8
+"""Relative error that rounding to bf16 once more may add."""
 ROWS_TRIED = 64
 """Wrong rows that are looked for among the other rows."""
 
@@ -207,7 +209,8 @@ def _scaled(golden: torch.Tensor, out: torch.Tensor, c: Comparison) -> Diagnosis
     if g.numel() < 2 or not power:
         return None
     factor = float((g * o).sum()) / power
-    if abs(factor - 1) < 8 * c.limits.rms or not factor or measure(g * factor, o).rms > c.limits.rms:
+    noise = max(c.limits.rms, BF16_NOISE)
+    if abs(factor - 1) < 4 * noise or not factor or measure(g * factor, o).rms > noise:
         return None
     words = f"the result is {factor:.6g} times the expected one"
     return Diagnosis("missing-scale", words, "apply every factor once")
