@@ -28,7 +28,10 @@ def prepare(artifact, op, workload):
     views = {}
     for b in artifact.buffers:
         is_input = any(b.name == x.name for x in op.inputs)
-        array = memory.allocate(b.name, b.nbytes, align=b.align, writable=not is_input, initialized=is_input)
+        changes = any(b.name == x.name for x in op.outputs)
+        array = memory.allocate(
+            b.name, b.nbytes, align=b.align, writable=changes or not is_input, initialized=is_input
+        )
         kind = TORCH.get(str(b.dtype), torch.uint8)
         tensor = torch.from_numpy(array).view(kind)
         views[b.name] = tensor.reshape(*b.shape[:-1], -1)
@@ -51,13 +54,17 @@ def main() -> None:
     workspace = Workspace.find()
     op = load_op(workspace, arguments.op)
     path = sorted((workspace.templates / op.name).glob("*.py"))[0]
-    template = load_template(workspace.templates / op.name / f"{arguments.template}.py" if arguments.template else path)
+    template = load_template(
+        workspace.templates / op.name / f"{arguments.template}.py" if arguments.template else path
+    )
     workload = op.workload(arguments.workload)
     knobs = dict(template.default)
     for text in arguments.set:
         name, _, value = text.partition("=")
         knobs[name] = type(knobs[name])(value)
-    artifact = compile_candidate(CompileRequest.of(op, workload, template, knobs), ArtifactCache(workspace.cache))
+    artifact = compile_candidate(
+        CompileRequest.of(op, workload, template, knobs), ArtifactCache(workspace.cache)
+    )
     memory, inputs, views = prepare(artifact, op, workload)
     written = [b.name for b in artifact.buffers if b.name not in inputs]
     for processes in (1, 2):

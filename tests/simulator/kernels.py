@@ -15,9 +15,13 @@ HEADER = ".version 9.0\n.target sm_103a\n.address_size 64\n"
 
 def kernel(body: str, parameters: list[str], variables: str = "", module: str = "") -> str:
     """Return a module with one entry `k`; pointers are loaded to `%<name>` from `.param .u64 p_<name>`."""
-    declared = ",\n".join(f".param .{'u64' if ':' not in p else p.split(':')[1]} p_{p.split(':')[0]}" for p in parameters)
+    declared = ",\n".join(
+        f".param .{'u64' if ':' not in p else p.split(':')[1]} p_{p.split(':')[0]}" for p in parameters
+    )
     loads = "\n".join(
-        f"ld.param.u64 %{p}, [p_{p}];" if ":" not in p else f"ld.param.{p.split(':')[1]} %{p.split(':')[0]}, [p_{p.split(':')[0]}];"
+        f"ld.param.u64 %{p}, [p_{p}];"
+        if ":" not in p
+        else f"ld.param.{p.split(':')[1]} %{p.split(':')[0]}, [p_{p.split(':')[0]}];"
         for p in parameters
     )
     registers = "\n".join(
@@ -102,8 +106,19 @@ def run(
     return Result(outcome, memory, kinds)
 
 
-def lanes(body: str, count: int = 64, block: int = 32, kind: Any = np.uint32, inputs: dict[str, Any] | None = None, **more: Any) -> Result:
+def lanes(
+    body: str,
+    count: int = 64,
+    block: int = 32,
+    kind: Any = np.uint32,
+    inputs: dict[str, Any] | None = None,
+    **more: Any,
+) -> Result:
     """Run `body` with one lane an element: it has its index in %r0 and stores %r1 to `out`."""
     inputs = inputs or {}
-    text = kernel(INDEX + body + "\nst.global.b32 [%d0], %r1;", ["out", *inputs], **{k: more.pop(k) for k in ("variables", "module") if k in more})
+    text = kernel(
+        INDEX + body + "\nst.global.b32 [%d0], %r1;",
+        ["out", *inputs],
+        **{k: more.pop(k) for k in ("variables", "module") if k in more},
+    )
     return run(text, {"out": (count, kind), **inputs}, grid=-(-count // block), block=block, **more)

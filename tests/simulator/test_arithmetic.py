@@ -1,7 +1,7 @@
 """Arithmetic as the engine executes it, bit for bit against the registry's functions called directly.
 
-The functions themselves are tested against oracles elsewhere; here operands, widths, immediates, predicates, halves,
-pairs and NaN handling of generated code are at stake.
+The functions themselves are tested against oracles elsewhere; here operands, widths, immediates,
+predicates, halves, pairs and NaN handling of generated code are at stake.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ def expected(function, semantics, values) -> list[np.ndarray]:
             continue
         register = {"h": 2, "r": 4, "d": 8}[CLASS[dtype]]
         kind = array.dtype.kind if array.dtype.kind in "iu" else "u"
-        raw = np.ascontiguousarray(array) if kind in "iu" and array.dtype.kind in "iu" else np.ascontiguousarray(array).view(f"u{array.itemsize}")
+        raw = (
+            np.ascontiguousarray(array)
+            if kind in "iu" and array.dtype.kind in "iu"
+            else np.ascontiguousarray(array).view(f"u{array.itemsize}")
+        )
         out.append(raw.astype(f"{kind}{register}").view(f"u{register}").astype(np.uint64)[0])
     return out
 
@@ -89,7 +93,11 @@ def program(cases) -> str:
                 given.append(str(immediate))
                 continue
             if cls == "p":
-                body += [f"ld.global.b32 %r{k}, [%in{k}];", f"and.b32 %r{k}, %r{k}, 1;", f"setp.eq.u32 %p{k}, %r{k}, 1;"]
+                body += [
+                    f"ld.global.b32 %r{k}, [%in{k}];",
+                    f"and.b32 %r{k}, %r{k}, 1;",
+                    f"setp.eq.u32 %p{k}, %r{k}, 1;",
+                ]
             else:
                 body.append(f"{LOAD[cls]} %{cls}{k}, [%in{k}];")
             given.append(f"%{cls}{k}")
@@ -100,7 +108,10 @@ def program(cases) -> str:
         for k, (register, dtype) in enumerate(zip(results, semantics.results, strict=True)):
             cls = CLASS[dtype]
             if cls == "p":
-                body += [f"selp.b32 %r{20 + k}, 1, 0, {register};", f"st.global.b32 [%o+{8 * k}], %r{20 + k};"]
+                body += [
+                    f"selp.b32 %r{20 + k}, 1, 0, {register};",
+                    f"st.global.b32 [%o+{8 * k}], %r{20 + k};",
+                ]
             else:
                 body.append(f"{STORE[cls]} [%o+{8 * k}], {register};")
         pointers = "\n".join(
@@ -168,10 +179,16 @@ def immediates():
     for text, s, _ in SELECTED:
         opcode = text.split(".")[0]
         last = s.operands[-1]
-        if opcode in _HANDLERS and opcode not in ("cvt", "selp", "mov") and last not in ("bool", "float32", "float64"):
+        if (
+            opcode in _HANDLERS
+            and opcode not in ("cvt", "selp", "mov")
+            and last not in ("bool", "float32", "float64")
+        ):
             if any(x in text for x in ("f16", "f32", "f64")):
                 continue
-            for value in (0, 1, 5, 16, 0xFFFF0000) if opcode not in ("shl", "shr") else (0, 1, 16, 31, 33, 70):
+            for value in (
+                (0, 1, 5, 16, 0xFFFF0000) if opcode not in ("shl", "shr") else (0, 1, 16, 31, 33, 70)
+            ):
                 yield text, s, value if np.dtype(last).itemsize > 2 else value & 0x7FFF
 
 
@@ -254,7 +271,9 @@ def test_selected_float_results():
     mov.b32 %r1, %f2;
     """
     x = np.full(64, 0xFFC12345, np.uint32)
-    np.testing.assert_array_equal(lanes(body, 64, inputs={"x": x})["out"], [0x7FFFFFFF] * 16 + [0xFFC12345] * 48)
+    np.testing.assert_array_equal(
+        lanes(body, 64, inputs={"x": x})["out"], [0x7FFFFFFF] * 16 + [0xFFC12345] * 48
+    )
 
 
 NARROW = {
@@ -287,7 +306,9 @@ def test_products_of_bf16_are_rounded_once_even_when_they_overflow(case):
     y = bf16(b >> 16)
     item = parse(kernel("fma.rn.f32 %f1, %f2, %f3, %f4;", ["out"])).kernels[0].instructions[1]
     with arith.quiet():
-        want = arith.canonicalise_f32(arith.lookup(item).function(x[None], y[None], c.view(np.float32)[None]))[0]
+        want = arith.canonicalise_f32(
+            arith.lookup(item).function(x[None], y[None], c.view(np.float32)[None])
+        )[0]
     np.testing.assert_array_equal(result["out"], want.view(np.uint32))
 
 
@@ -339,7 +360,9 @@ def test_e2m1_weights_times_bf16_activations():
         if k % 2:
             body += "fma.rn.f32.bf16 %f1, %h1, %h3, %f1; fma.rn.f32.bf16 %f1, %h2, %h4, %f1;\n"
         else:
-            body += "cvt.f32.f16 %f2, %h1; cvt.f32.f16 %f3, %h2; cvt.f32.bf16 %f4, %h3; cvt.f32.bf16 %f5, %h4;\n"
+            body += (
+                "cvt.f32.f16 %f2, %h1; cvt.f32.f16 %f3, %h2; cvt.f32.bf16 %f4, %h3; cvt.f32.bf16 %f5, %h4;\n"
+            )
             body += "fma.rn.f32 %f1, %f2, %f4, %f1; fma.rn.f32 %f1, %f3, %f5, %f1;\n"
     body += "mov.b32 %r1, %f1;"
     result = lanes(body, 64, inputs={"w": packed, "x": x.astype(np.uint16)})

@@ -68,12 +68,15 @@ def test_atom(op, kind, space):
     register = {4: "%r", 8: "%d"}[size]
     value, third, result = f"{register}10", f"{register}11", f"{register}12"
     bits = f"b{8 * size}"
-    body = LOAD_KEY + f"""
+    body = (
+        LOAD_KEY
+        + f"""
     mul.wide.u32 %d3, %r0, {size};
     add.s64 %d4, %d3, %b; ld.global.{bits} {value}, [%d4];
     add.s64 %d5, %d3, %c; ld.global.{bits} {third}, [%d5];
     mul.wide.u32 %d6, %r2, {size};
     """
+    )
     modifiers = "relaxed.gpu"
     if space == "shared":
         # CTA 0 alone works; it copies the buckets to shared memory and back.
@@ -97,7 +100,13 @@ def test_atom(op, kind, space):
         body += f"bar.sync 0;\n@%p1 ld.shared.{bits} {register}14, [%r22];\nadd.s64 %d8, %d3, %start;\n@%p1 st.global.{bits} [%d8], {register}14;\n"
     body += f"add.s64 %d9, %d3, %old; st.global.{bits} [%d9], {result};\nmov.u32 %r1, 0;"
     inputs = {"key": KEYS, "b": b, "c": c, "start": start.copy(), "old": np.zeros(COUNT, dtype)}
-    got = lanes(body, COUNT, COUNT if space == "shared" else 32, inputs=inputs, variables=".shared .align 8 .b8 s[64];")
+    got = lanes(
+        body,
+        COUNT,
+        COUNT if space == "shared" else 32,
+        inputs=inputs,
+        variables=".shared .align 8 .b8 s[64];",
+    )
     assert got.rules == [], got.outcome.findings
     state = start.copy()
     olds = np.zeros(COUNT, dtype)
@@ -114,7 +123,11 @@ def test_red_add_with_many_lanes_on_one_address(kind):
     size = int(kind[1:]) // 8
     register = "%d3" if size == 8 else "%r3"
     body = "mov.u32 %r1, 0;\n" + (
-        "cvt.u64.u32 %d3, %r0;\n" if size == 8 else "cvt.rn.f32.u32 %f1, %r0;\nmov.b32 %r3, %f1;\n" if kind == "f32" else "mov.u32 %r3, %r0;\n"
+        "cvt.u64.u32 %d3, %r0;\n"
+        if size == 8
+        else "cvt.rn.f32.u32 %f1, %r0;\nmov.b32 %r3, %f1;\n"
+        if kind == "f32"
+        else "mov.u32 %r3, %r0;\n"
     )
     body += f"red.global.add.{kind} [%x], {register};"
     dtype = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "f32": np.float32}[kind]
@@ -146,8 +159,12 @@ def test_vector_red():
 
 
 def test_atomic_faults():
-    assert lanes("atom.global.add.u32 %r1, [%x+4], 1;", 32, inputs={"x": np.zeros(1, np.uint32)}).rules == ["out-of-bounds"]
-    assert lanes("atom.global.add.u32 %r1, [%x+2], 1;", 32, inputs={"x": np.zeros(2, np.uint32)}).rules == ["misaligned"]
+    assert lanes("atom.global.add.u32 %r1, [%x+4], 1;", 32, inputs={"x": np.zeros(1, np.uint32)}).rules == [
+        "out-of-bounds"
+    ]
+    assert lanes("atom.global.add.u32 %r1, [%x+2], 1;", 32, inputs={"x": np.zeros(2, np.uint32)}).rules == [
+        "misaligned"
+    ]
     variables = ".shared .align 4 .b8 s[4];"
     result = lanes("mov.u32 %r2, s;\natom.shared.add.u32 %r1, [%r2], 1;", 32, variables=variables)
     assert result.rules == ["uninitialized-read"]

@@ -30,7 +30,9 @@ def test_if_else_writes_each_side():
     n = np.arange(200)
     result = clean(lanes(body, 200, 40))
     np.testing.assert_array_equal(result["out"], np.where(n % 2, n * 3 + 1, n // 2) + 7)
-    assert result.outcome.counters[0].divergent_branches == 10  # 5 CTAs of 40 threads: a whole and a partial warp
+    assert (
+        result.outcome.counters[0].divergent_branches == 10
+    )  # 5 CTAs of 40 threads: a whole and a partial warp
 
 
 def test_divergent_loop_collatz():
@@ -82,7 +84,9 @@ def test_nested_branches_reconverge():
     setp.ne.u32 %p4, %r3, 0xffffffff;
     @%p4 add.u32 %r1, %r1, 50000;
     """
-    body = body.replace("vote.sync.ballot.b32 %r3, 1,", "setp.eq.u32 %p5, %r0, %r0;\nvote.sync.ballot.b32 %r3, %p5,")
+    body = body.replace(
+        "vote.sync.ballot.b32 %r3, 1,", "setp.eq.u32 %p5, %r0, %r0;\nvote.sync.ballot.b32 %r3, %p5,"
+    )
     n = np.arange(64)
     want = np.where(n < 40, 1001 + np.where(n % 4 == 0, 10, 0) + np.where((n % 4 == 0) & (n < 8), 100, 0), 0)
     np.testing.assert_array_equal(clean(lanes(body, 64, 64))["out"], want)
@@ -254,7 +258,9 @@ def test_spin_on_a_flag_of_another_cta(producer):
     signal = "mov.u32 %r5, 1;\nst.release.gpu.global.u32 [%flag], %r5;"
     body = FLAG.format(producer=producer, signal=signal)
     result = clean(lanes(body, 192, 32, inputs={"flag": np.zeros(2, np.uint32)}, chunk_lanes=32))
-    np.testing.assert_array_equal(result["out"].reshape(6, 32)[:, 0], [0 if c == producer else 41 for c in range(6)])
+    np.testing.assert_array_equal(
+        result["out"].reshape(6, 32)[:, 0], [0 if c == producer else 41 for c in range(6)]
+    )
 
 
 def test_spin_on_a_flag_that_no_one_sets_is_a_deadlock():
@@ -319,7 +325,9 @@ def test_multidimensional_grid_and_block():
     shl.b32 %r17, %r17, 5; add.u32 %r17, %r17, %r16;
     st.global.u32 [%d1], %r17;
     """
-    result = clean(run(kernel(body, ["out"]), {"out": (2 * 3 * 2 * 40, np.uint32)}, grid=(2, 3, 2), block=(5, 4, 2)))
+    result = clean(
+        run(kernel(body, ["out"]), {"out": (2 * 3 * 2 * 40, np.uint32)}, grid=(2, 3, 2), block=(5, 4, 2))
+    )
     np.testing.assert_array_equal(result["out"], np.tile(np.arange(40), 12))
 
 
@@ -360,7 +368,7 @@ def test_counters_count_lanes_and_warps():
 
 
 def test_printf():
-    module = '.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 text[12] = {105, 61, 37, 100, 32, 102, 61, 37, 103, 10, 0, 0};'
+    module = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 text[12] = {105, 61, 37, 100, 32, 102, 61, 37, 103, 10, 0, 0};"
     body = """
     mov.b64 %d1, depot;
     cvta.local.u64 %d2, %d1;
@@ -376,7 +384,9 @@ def test_printf():
     ld.param.b32 %r1, [r0];
     }
     """
-    result = clean(lanes(body, 2, 2, module=module, variables=".local .align 8 .b8 depot[16];\n.reg .f64 %e;"))
+    result = clean(
+        lanes(body, 2, 2, module=module, variables=".local .align 8 .b8 depot[16];\n.reg .f64 %e;")
+    )
     assert result.outcome.printed == ("i=0 f=1.5\n", "i=1 f=1.5\n")
 
 
@@ -395,4 +405,6 @@ def test_branch_table():
     C: mov.u32 %r1, 30;
     OUT:
     """
-    np.testing.assert_array_equal(clean(lanes(body, 64, 64))["out"], np.array([10, 20, 30])[np.arange(64) % 3])
+    np.testing.assert_array_equal(
+        clean(lanes(body, 64, 64))["out"], np.array([10, 20, 30])[np.arange(64) % 3]
+    )

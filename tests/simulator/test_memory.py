@@ -101,9 +101,17 @@ def test_stores_out_of_bounds_change_nothing():
     assert not result.memory.bytes[: result.memory.allocation("out").start].any()
 
 
-@pytest.mark.parametrize(("access", "offset"), [("u32", 2), ("u16", 1), ("v4.u32", 8), ("u64", 4), ("v2.u16", 2)])
+@pytest.mark.parametrize(
+    ("access", "offset"), [("u32", 2), ("u16", 1), ("v4.u32", 8), ("u64", 4), ("v2.u16", 2)]
+)
 def test_misaligned(access, offset):
-    registers = {"u32": "%r1", "u16": "%h1", "v4.u32": "{%r1, %r2, %r3, %r4}", "u64": "%d1", "v2.u16": "{%h1, %h2}"}
+    registers = {
+        "u32": "%r1",
+        "u16": "%h1",
+        "v4.u32": "{%r1, %r2, %r3, %r4}",
+        "u64": "%d1",
+        "v2.u16": "{%h1, %h2}",
+    }
     body = f"mov.u32 %r1, 0;\nld.global.{access} {registers[access]}, [%x+{offset}];"
     result = lanes(body, 32, inputs={"x": np.ones(64, np.uint32)})
     assert result.rules == ["misaligned"]
@@ -140,7 +148,10 @@ def test_shadow_state_is_exact_to_the_byte():
 
 
 def test_a_wide_read_sees_one_unwritten_byte():
-    body = "\n".join(f"st.global.u8 [%s+{k}], %h1;" for k in range(16) if k != 9) + "\nld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%s];"
+    body = (
+        "\n".join(f"st.global.u8 [%s+{k}], %h1;" for k in range(16) if k != 9)
+        + "\nld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%s];"
+    )
     result = run(kernel("mov.u16 %h1, 1;\n" + body, ["s"]), {"s": (16, np.uint8)}, block=1)
     assert result.rules == ["uninitialized-read"]
 
@@ -152,7 +163,10 @@ def test_uninitialised_shared_read():
     assert bad.rules == ["uninitialized-read"]
     assert bad.outcome.findings[0].count == 32
     clean(lanes(body + "st.shared.u32 [%r3], %r0;\nld.shared.u32 %r1, [%r3];", 32, variables=variables))
-    half = body + "setp.lt.u32 %p1, %r0, 16;\n@%p1 st.shared.u32 [%r3], %r0;\nbar.sync 0;\nld.shared.u32 %r1, [%r3];"
+    half = (
+        body
+        + "setp.lt.u32 %p1, %r0, 16;\n@%p1 st.shared.u32 [%r3], %r0;\nbar.sync 0;\nld.shared.u32 %r1, [%r3];"
+    )
     result = lanes(half, 64, variables=variables)
     assert result.outcome.findings[0].count == 48  # half a warp of CTA 0, all of CTA 1 (indices from 32)
 
@@ -187,9 +201,9 @@ def test_local_memory_is_one_a_thread():
     """
     variables = ".local .align 4 .b8 depot[8];"
     np.testing.assert_array_equal(clean(lanes(body, 96, variables=variables))["out"], np.arange(96))
-    assert lanes(body.replace("ld.local.u32 %r1, [%r2+4]", "ld.local.u32 %r1, [%r2]"), 32, variables=variables).rules == [
-        "uninitialized-read"
-    ]
+    assert lanes(
+        body.replace("ld.local.u32 %r1, [%r2+4]", "ld.local.u32 %r1, [%r2]"), 32, variables=variables
+    ).rules == ["uninitialized-read"]
     assert lanes(body.replace("+4", "+8"), 32, variables=variables).rules == ["out-of-bounds"] * 2
 
 
@@ -233,12 +247,21 @@ def test_vector_loads_and_stores(access, count, kind, space):
     body = f"mul.wide.u32 %d1, %r0, {size};\nadd.s64 %d2, %d1, %x;\nadd.s64 %d3, %d1, %y;\n"
     body += f"ld.global.L1::no_allocate.{access} {registers}, [%d2];\n"
     if space == "shared":
-        body += f"mov.u32 %r2, s;\nmad.lo.u32 %r2, %r0, {size}, %r2;\nst.shared.{access} [%r2], {registers};\n"
+        body += (
+            f"mov.u32 %r2, s;\nmad.lo.u32 %r2, %r0, {size}, %r2;\nst.shared.{access} [%r2], {registers};\n"
+        )
         body += f"ld.shared.{access} {registers}, [%r2];\n"
     body += f"st.global.{access} [%d3], {registers};\nmov.u32 %r1, 0;"
     rng = np.random.default_rng(1)
     x = rng.integers(0, 2**bits, 32 * count, dtype=kind)
-    result = clean(lanes(body, 32, inputs={"x": x, "y": np.zeros(32 * count, kind)}, variables=".shared .align 32 .b8 s[2048];"))
+    result = clean(
+        lanes(
+            body,
+            32,
+            inputs={"x": x, "y": np.zeros(32 * count, kind)},
+            variables=".shared .align 32 .b8 s[2048];",
+        )
+    )
     np.testing.assert_array_equal(result["y"], x)
 
 
@@ -260,7 +283,11 @@ def test_narrow_stores_truncate():
                                       "weak", "L2::128B", "L1::evict_last.L2::256B", "nc.L1::no_allocate"])  # fmt: skip
 def test_cache_and_order_modifiers_do_not_change_values(modifier):
     before, _, after = modifier.partition(".")
-    text = f"ld.{modifier}.global.u32 %r1, [%x];" if before in ("volatile", "relaxed", "acquire") else f"ld.global.{modifier}.u32 %r1, [%x];"
+    text = (
+        f"ld.{modifier}.global.u32 %r1, [%x];"
+        if before in ("volatile", "relaxed", "acquire")
+        else f"ld.global.{modifier}.u32 %r1, [%x];"
+    )
     result = clean(lanes(text, 32, inputs={"x": np.full(1, 77, np.uint32)}))
     np.testing.assert_array_equal(result["out"], 77)
 
@@ -295,7 +322,12 @@ def test_generic_addresses_of_all_spaces_at_once():
     add.u32 %r1, %r1, %r7;
     """
     result = clean(
-        lanes(body, 32, inputs={"x": np.zeros(32, np.uint32)}, variables=".shared .align 4 .b8 s[128];\n.local .align 4 .b8 depot[4];")
+        lanes(
+            body,
+            32,
+            inputs={"x": np.zeros(32, np.uint32)},
+            variables=".shared .align 4 .b8 s[128];\n.local .align 4 .b8 depot[4];",
+        )
     )
     n = np.arange(32)
     np.testing.assert_array_equal(result["out"], n + np.array([1000, 2000, 3000])[n % 3])
@@ -350,9 +382,13 @@ def test_cp_async_arrives_at_the_wait_only():
     """
     x = np.arange(128, dtype=np.uint32)
     good = copy + "cp.async.wait_group 0;\nld.shared.u32 %r1, [%r3+8];"
-    np.testing.assert_array_equal(clean(lanes(good, 32, inputs={"x": x}, variables=variables))["out"], x[2::4])
+    np.testing.assert_array_equal(
+        clean(lanes(good, 32, inputs={"x": x}, variables=variables))["out"], x[2::4]
+    )
     for missing in ("", "cp.async.wait_group 1;"):
-        result = lanes(copy + missing + "\nld.shared.u32 %r1, [%r3+8];", 32, inputs={"x": x}, variables=variables)
+        result = lanes(
+            copy + missing + "\nld.shared.u32 %r1, [%r3+8];", 32, inputs={"x": x}, variables=variables
+        )
         assert result.rules == ["uninitialized-read"]
 
 

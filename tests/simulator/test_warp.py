@@ -61,7 +61,9 @@ def test_shuffle_of_a_value_that_is_the_same_in_all_lanes():
 
 
 def test_shuffle_in_the_halves_of_a_divided_warp():
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     and.b32 %r5, %r0, 1;
     setp.eq.u32 %p1, %r5, 0;
     @%p1 bra EVEN;
@@ -71,9 +73,11 @@ def test_shuffle_in_the_halves_of_a_divided_warp():
     shfl.sync.bfly.b32 %r1, %r2, 4, 31, 0x55555555;
     OUT:
     """
+    )
     n = np.arange(64)
     np.testing.assert_array_equal(
-        clean(lanes(body, 64, inputs={"x": VALUES[:64]}))["out"], np.where(n % 2, VALUES[n ^ 2], VALUES[n ^ 4])
+        clean(lanes(body, 64, inputs={"x": VALUES[:64]}))["out"],
+        np.where(n % 2, VALUES[n ^ 2], VALUES[n ^ 4]),
     )
 
 
@@ -104,7 +108,9 @@ def test_lanes_that_the_mask_names_but_never_come_are_found():
 
 @pytest.mark.parametrize("threads", [64, 40])
 def test_votes(threads):
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     and.b32 %r3, %r2, 1;
     setp.eq.u32 %p1, %r3, 1;
     shr.u32 %r5, %r0, 5;
@@ -121,6 +127,7 @@ def test_votes(threads):
     or.b32 %r6, %r6, %r8;
     st.global.u32 [%d2], %r6;
     """
+    )
     x = VALUES[: 5 * threads].copy()
     x[:threads] |= 1
     x[threads : 2 * threads] &= ~np.uint32(1)
@@ -158,11 +165,27 @@ def test_match(threads, mode):
 
 
 @pytest.mark.parametrize("threads", [64, 40])
-@pytest.mark.parametrize("op", ["add.u32", "add.s32", "min.u32", "min.s32", "max.u32", "max.s32", "and.b32", "or.b32", "xor.b32"])
+@pytest.mark.parametrize(
+    "op", ["add.u32", "add.s32", "min.u32", "min.s32", "max.u32", "max.s32", "and.b32", "or.b32", "xor.b32"]
+)
 def test_redux_of_integers(op, threads):
     name, kind = op.split(".")
-    result = clean(lanes(LOAD + f"redux.sync.{op} %r1, %r2, 0xffffffff;", 2 * threads, threads, inputs={"x": VALUES[: 2 * threads]}))
-    function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[name]
+    result = clean(
+        lanes(
+            LOAD + f"redux.sync.{op} %r1, %r2, 0xffffffff;",
+            2 * threads,
+            threads,
+            inputs={"x": VALUES[: 2 * threads]},
+        )
+    )
+    function = {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[name]
     typed = VALUES[: 2 * threads].view(np.int32 if kind == "s32" else np.uint32).reshape(2, threads)
     for cta in range(2):
         for start in range(0, threads, 32):
@@ -172,11 +195,14 @@ def test_redux_of_integers(op, threads):
 
 
 def test_redux_with_masks_of_its_own_for_each_half():
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     setp.lt.u32 %p1, %r0, 8;
     selp.b32 %r5, 0xff, 0xffffff00, %p1;
     redux.sync.add.u32 %r1, %r2, %r5;
     """
+    )
     result = clean(lanes(body, 32, inputs={"x": VALUES[:32]}))
     want = [VALUES[:8].sum(dtype=np.uint32)] * 8 + [VALUES[8:32].sum(dtype=np.uint32)] * 24
     np.testing.assert_array_equal(result["out"], want)
@@ -185,7 +211,9 @@ def test_redux_with_masks_of_its_own_for_each_half():
 @pytest.mark.parametrize("op", ["min", "max", "min.NaN", "max.abs", "max.abs.NaN"])
 def test_redux_of_floats(op):
     x = np.array([[1, -2, 0.0, -0.0] * 8, [np.nan, 3, -7, 2] * 8, [np.nan] * 32], np.float32).ravel()
-    result = clean(lanes(LOAD + f"redux.sync.{op}.f32 %r1, %r2, 0xffffffff;", 96, inputs={"x": x.view(np.uint32)}))
+    result = clean(
+        lanes(LOAD + f"redux.sync.{op}.f32 %r1, %r2, 0xffffffff;", 96, inputs={"x": x.view(np.uint32)})
+    )
     got = result["out"].view(np.float32).reshape(3, 32)[:, 0]
     want = {"min": [-2, -7, np.nan], "max": [1, 3, np.nan], "min.NaN": [-2, np.nan, np.nan], "max.abs": [2, 7, np.nan],
             "max.abs.NaN": [2, np.nan, np.nan]}[op]  # fmt: skip
@@ -195,7 +223,9 @@ def test_redux_of_floats(op):
 
 @pytest.mark.parametrize(("mask", "leader"), [(0xFFFFFFFF, 0), (0xFFFFFFF0, None)])
 def test_elect(mask, leader):
-    body = f"mov.u32 %r1, 99;\nelect.sync %r2|%p1, {mask};\nselp.u32 %r3, 1000, 0, %p1;\nadd.u32 %r1, %r2, %r3;"
+    body = (
+        f"mov.u32 %r1, 99;\nelect.sync %r2|%p1, {mask};\nselp.u32 %r3, 1000, 0, %p1;\nadd.u32 %r1, %r2, %r3;"
+    )
     result = lanes(body, 32)
     if leader is None:
         assert "membermask" in result.rules

@@ -1,6 +1,7 @@
 """Executes PTX on the CPU: all lanes of a grid that stand at one instruction are one NumPy operation.
 
-`Memory` holds the buffers, `simulate` runs an artifact on them and returns an `Outcome` with findings and counters.
+`Memory` holds the buffers, `simulate` runs an artifact on them and returns an `Outcome` with findings and
+counters.
 """
 
 from workbench.simulator.counters import Counters

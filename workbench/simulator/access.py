@@ -1,7 +1,7 @@
 """Checked loads and stores: state spaces, access sites and what they report.
 
-A `Site` is one memory instruction of a kernel. It remembers the address interval in which every access is known to be
-in bounds and initialised, so the usual check is three reductions over the addresses.
+A `Site` is one memory instruction of a kernel. It remembers the address interval in which every access is
+known to be in bounds and initialised, so the usual check is three reductions over the addresses.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Site:
 def all_written(flags: Array, size: int, shape: tuple[int, ...]) -> Array:
     """Turn shadow items of `size` bytes into one boolean per lane."""
     if size <= 8:
-        return np.equal(flags, np.array(int("01" * size, 16), flags.dtype))
+        equal: Array = np.equal(flags, np.array(int("01" * size, 16), flags.dtype))
+        return equal
     words = np.ascontiguousarray(flags).view(np.uint64).reshape(*shape, size // 8)
     result: Array = (words == np.uint64(0x0101010101010101)).all(axis=-1)
     return result
@@ -260,7 +261,9 @@ class BankedSpace:
         return i + (co.shared_rows(self.stride) if self.kind == "shared" else co.local_rows(self.stride))
 
     def check(self, site: Site, i: Array, co: Cohort, ck: Chunk) -> tuple[Array, Array | None, int, int]:
-        """Report lanes out of bounds or misaligned and move them to offset 0; return offsets, those lanes, bounds."""
+        """Report lanes out of bounds or misaligned and move them to offset 0; return offsets, those lanes,
+        bounds.
+        """
         low, high = int(_minimum(i, axis=None)), int(_maximum(i, axis=None))
         if low >= 0 and high + site.size <= self.size and not int(_or(i, axis=None)) & site.mask:
             return i, None, low, high
@@ -318,7 +321,9 @@ class BankedSpace:
     def prepare(
         self, site: Site, address: Array, co: Cohort, ck: Chunk, *, write: bool, fresh: bool = False
     ) -> Array:
-        """Check an atomic access, or with `fresh` a plain write, and return its offsets in the chunk's array."""
+        """Check an atomic access, or with `fresh` a plain write, and return its offsets in the chunk's
+        array.
+        """
         i, bad, low, high = self.check(site, address + site.k, co, ck)
         at = self.place(i, co)
         if bad is not None:

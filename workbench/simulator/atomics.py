@@ -42,12 +42,13 @@ def _combine(op: str, kind: str, old: Array, operands: list[Array]) -> Array:
         return np.where((old == 0) | (old > b), b, old - np.ones_like(old))
     if "f" in kind:
         function, dtype = _arithmetic(op, kind)
-        result = function(old[None].view(dtype), b[None].view(dtype))[0]
-        return result.view(old.dtype)
+        result: Array = function(old[None].view(dtype), b[None].view(dtype))[0].view(old.dtype)
+        return result
     if op in ("min", "max") and kind[0] == "s":
         signed = np.dtype(f"int{8 * old.itemsize}")
         function = np.minimum if op == "min" else np.maximum
-        return function(old.view(signed), b.view(signed)).view(old.dtype)
+        chosen: Array = function(old.view(signed), b.view(signed)).view(old.dtype)
+        return chosen
     simple: dict[str, Callable[[Array, Array], Array]] = {
         "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
         "xor": np.bitwise_xor,
@@ -75,9 +76,16 @@ def supported(op: str, kind: str) -> bool:
 
 
 def atomic(
-    site: Site, space: str, op: str, kind: str, address: Array, groups: tuple[tuple[Array, ...], ...], wanted: bool,
-    co: Cohort, ck: Chunk,
-) -> list[Array]:  # fmt: skip
+    site: Site,
+    space: str,
+    op: str,
+    kind: str,
+    address: Array,
+    groups: tuple[tuple[Array, ...], ...],
+    wanted: bool,
+    co: Cohort,
+    ck: Chunk,
+) -> list[Array]:
     """Execute atom or red and return the old values, one array an element (raw bits), if `wanted`."""
     if ck.watched:
         ck.watch(site, address, co)

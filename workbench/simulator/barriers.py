@@ -49,9 +49,12 @@ class Barriers:
         wanted = -1 if count is None else int(count[0, 0])
         if n >= BARRIERS or wanted == 0 or (wanted > 0 and wanted % 32):
             self.chunk.report(
-                "barrier-divergence", item, f"barrier {n} with a count of {wanted}: ids go to 15, counts are multiples of 32",
-                co, np.ones((1, 1), bool),
-            )  # fmt: skip
+                "barrier-divergence",
+                item,
+                f"barrier {n} with a count of {wanted}: ids go to 15, counts are multiples of 32",
+                co,
+                np.ones((1, 1), bool),
+            )
             return []
         rows = co.ctas
         wait = "arrive" not in item.modifiers

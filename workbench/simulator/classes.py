@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workbench.isa.ptx.model import Instruction, Sink
+from workbench.isa.ptx.model import Instruction
 from workbench.simulator import arith
-from workbench.simulator.program import Block, is_poll
+from workbench.simulator.program import Block
 
 _BY_OPCODE = {
-    "mov": "move", "cvta": "move", "selp": "int", "setp": "predicate", "isspacep": "predicate", "shfl": "shuffle",
-    "vote": "vote", "match": "vote", "elect": "vote", "activemask": "vote", "redux": "shuffle", "bra": "branch",
-    "brx": "branch", "ret": "branch", "exit": "branch", "trap": "branch", "bar": "barrier", "barrier": "barrier",
-    "atom": "atomic", "red": "atomic", "fence": "fence", "membar": "fence", "griddepcontrol": "pdl",
-    "createpolicy": "other", "call": "other",
-}  # fmt: skip
+    opcode: kind
+    for kind, opcodes in {
+        "move": ("mov", "cvta"),
+        "int": ("selp",),
+        "predicate": ("setp", "isspacep"),
+        "shuffle": ("shfl", "redux"),
+        "vote": ("vote", "match", "elect", "activemask"),
+        "branch": ("bra", "brx", "ret", "exit", "trap"),
+        "barrier": ("bar", "barrier"),
+        "atomic": ("atom", "red"),
+        "fence": ("fence", "membar"),
+        "pdl": ("griddepcontrol",),
+        "other": ("createpolicy", "call"),
+    }.items()
+    for opcode in opcodes
+}
 
 
 @dataclass(slots=True)
@@ -80,6 +90,3 @@ def cost_of(block: Block) -> Cost:
 def _synthetic(item: Instruction) -> bool:
     """A guard branch stands for the predicate of the instruction behind it, which is counted there."""
     return item.opcode == "bra" and not item.operands
-
-
-__all__ = ["Cost", "Sink", "bytes_of", "class_of", "cost_of", "is_poll"]

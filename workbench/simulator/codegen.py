@@ -56,7 +56,9 @@ def _pair_registers(kernel: Kernel) -> frozenset[str]:
 
 
 def _layout(module: Module, kernel: Kernel) -> tuple[dict[str, int], int, int, bool]:
-    """Place shared, local and parameter symbols; return addresses, shared and local bytes, whether one is dynamic."""
+    """Place shared, local and parameter symbols; return addresses, shared and local bytes, whether one is
+    dynamic.
+    """
     symbols: dict[str, int] = {}
     shared, local = SHARED_BASE, LOCAL_BASE
     dynamic = []
@@ -151,15 +153,28 @@ def compile_kernel(module: Module, kernel: Kernel) -> Program:
     live = tuple(frozenset(key for n in b.live_in for key in context.keys(n)) for b in blocks)
     items = [i for b in blocks for i in (*b.instructions, *((b.instruction,) if b.instruction else ()))]
     spins = any(b.spins for b in blocks)
+    atomics = any(i.opcode in ("atom", "red") and "shared" not in i.modifiers for i in items)
     return Program(
-        kernel, blocks, [names[f"b{b.index}"] for b in blocks], tuple(cost_of(b) for b in blocks), context, live,
-        dtypes, shared, dynamic, local, spins,
-        spins or any(i.opcode in ("atom", "red") and "shared" not in i.modifiers for i in items), source,
-    )  # fmt: skip
+        kernel=kernel,
+        blocks=blocks,
+        functions=[names[f"b{b.index}"] for b in blocks],
+        costs=tuple(cost_of(b) for b in blocks),
+        context=context,
+        live=live,
+        dtypes=dtypes,
+        shared_static=shared,
+        dynamic_shared=dynamic,
+        local_bytes=local,
+        spins=spins,
+        communicates=spins or atomics,
+        source=source,
+    )
 
 
 def _update_facts(context: Context, blocks: tuple[Block, ...], emitted: dict[int, Emitter]) -> set[int]:
-    """Join what all writers say of each register; return the blocks that were translated under other premises."""
+    """Join what all writers say of each register; return the blocks that were translated under other
+    premises.
+    """
     facts: dict[str, Fact] = {}
     for e in emitted.values():
         for name, fact in e.joined.items():

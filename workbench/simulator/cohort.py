@@ -1,7 +1,8 @@
 """A cohort: all lanes that stand at the same instruction, and their registers.
 
-Rectangular cohorts (rows are CTAs, columns are threads) keep values that do not depend on the thread or on the CTA as
-(1, 1), (rows, 1) or (1, columns) arrays. A cohort that is no rectangle is flat: one row, a column a lane.
+Rectangular cohorts (rows are CTAs, columns are threads) keep values that do not depend on the thread or on
+the CTA as (1, 1), (rows, 1) or (1, columns) arrays. A cohort that is no rectangle is flat: one row, a
+column a lane.
 """
 
 from __future__ import annotations
@@ -146,10 +147,13 @@ class Cohort:
         return Cohort(self.chunk, self.ctas[rows], self.threads[columns], False, registers)
 
     def select(self, mask: Array, live: frozenset[str]) -> Cohort:
-        """Return the lanes where `mask` (bool, broadcastable to `shape`, some but not all true) with live registers."""
+        """Return the lanes where `mask` (bool, broadcastable to `shape`, some but not all true) with live
+        registers.
+        """
         if not self.rectangular:
             return self._select_columns(np.broadcast_to(mask, self.shape)[0], live)
-        if mask.shape[0] == 1 and self.shape[0] > 1 or mask.shape[1] > 1 and bool((mask == mask[:1]).all()):
+        by_column = mask.shape[0] == 1 and self.shape[0] > 1
+        if by_column or (mask.shape[1] > 1 and bool((mask == mask[:1]).all())):
             return self._select_columns(np.broadcast_to(mask[0], self.shape[1:]), live)
         if mask.shape[1] == 1 or bool((mask == mask[:, :1]).all()):
             return self._select_rows(np.broadcast_to(mask[:, 0], self.shape[:1]), live)
@@ -205,7 +209,6 @@ def _order(keys: Array) -> Array | None:
 def _merge_columns(cohorts: list[Cohort], names: list[str], dtypes: dict[str, str]) -> Cohort:
     threads = np.concatenate([c.threads for c in cohorts])
     order = _order(threads)
-    rows = cohorts[0].shape[0]
     registers = {}
     for name in names:
         values = _values(cohorts, name, dtypes)
@@ -216,7 +219,6 @@ def _merge_columns(cohorts: list[Cohort], names: list[str], dtypes: dict[str, st
         wide = [np.broadcast_to(v, (height, c.shape[1])) for v, c in zip(values, cohorts, strict=True)]
         joined = np.concatenate(wide, axis=1)
         registers[name] = joined if order is None else joined[:, order]
-    del rows
     return Cohort(
         cohorts[0].chunk, cohorts[0].ctas, threads if order is None else threads[order], True, registers
     )

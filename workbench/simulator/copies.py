@@ -1,6 +1,7 @@
 """cp.async: copies that take place at the last legal moment, when their thread waits for them.
 
-A copy done at once would hide a missing wait; here the bytes stay unwritten until `cp.async.wait_group` or `wait_all`.
+A copy done at once would hide a missing wait; here the bytes stay unwritten until `cp.async.wait_group` or
+`wait_all`.
 """
 
 from __future__ import annotations

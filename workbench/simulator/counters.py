@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict
 class Counters(BaseModel):
     """Counts of one launch. `warp_instructions` counts issue slots: one a warp and instruction, by class.
 
-    Classes: `fp32`, `fp16` (packed half and bf16), `fp64`, `int`, `convert`, `sfu`, `move`, `predicate`, `shuffle`,
-    `vote`, `branch`, `barrier`, `load_global`, `store_global`, `load_shared`, `store_shared`, `load_local`,
-    `store_local`, `load_const`, `atomic`, `async_copy`, `tensor`, `fence`, `pdl`, `other`.
+    Classes: `fp32`, `fp16` (packed half and bf16), `fp64`, `int`, `convert`, `sfu`, `move`, `predicate`,
+    `shuffle`, `vote`, `branch`, `barrier`, `load_global`, `store_global`, `load_shared`, `store_shared`,
+    `load_local`, `store_local`, `load_const`, `atomic`, `async_copy`, `tensor`, `fence`, `pdl`, `other`.
     """
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
@@ -30,7 +30,9 @@ class Counters(BaseModel):
     """32-byte sectors requested, counted a warp request at a time."""
     global_store_sectors: int = 0
     unique_load_bytes: int = 0
-    """Distinct 32-byte sectors read over the launch, in bytes: what must come from memory or L2 at least once."""
+    """Distinct 32-byte sectors read over the launch, in bytes: what must come from memory or L2 at least
+    once.
+    """
     unique_store_bytes: int = 0
     shared_bytes: int = 0
     bank_conflicts: int = 0

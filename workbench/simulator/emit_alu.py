@@ -1,7 +1,7 @@
 """Arithmetic, conversions, moves and packing.
 
-The registry of `workbench.simulator.arith` knows every arithmetic instruction; the hot ones are written out here as
-NumPy operators, and those that only rearrange bits are not computed at all until someone looks.
+The registry of `workbench.simulator.arith` knows every arithmetic instruction; the hot ones are written out
+here as NumPy operators, and those that only rearrange bits are not computed at all until someone looks.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def _shift(e: Emitter, item: Instruction) -> bool:
         bits = max(1, F32_BITS - amount)
         value = e.operand(a, width)
         if width == 32 and amount == 16:
-            e.assign(d, Value(32, {"u32": e.code.let(f"{e.view(value, 'u32')} << {e.context.constant(16, 'u32')}")},
-                              bits=8))  # fmt: skip
+            shifted = e.code.let(f"{e.view(value, 'u32')} << {e.context.constant(16, 'u32')}")
+            e.assign(d, Value(32, {"u32": shifted}, bits=8))
             return True
         e.put(d, dtype, e.code.let(f"{e.fetch(a, dtype)} << {e.context.constant(amount, dtype)}"), bits=bits)
     else:
@@ -320,10 +320,10 @@ def _cvt(e: Emitter, item: Instruction) -> bool:
         to, source = modifiers
         if BITS[_unsigned(to)] < BITS[_unsigned(source)] and BITS[_unsigned(to)] >= 16:
             value = e.operand(a, BITS[_unsigned(source)])
-            if value.width == 2 * BITS[_unsigned(to)]:
-                if isinstance(d, Reg) and e.context.width(d.name) == value.width // 2:
-                    e.assign(d, e.part(value, 0))
-                    return True
+            narrow = BITS[_unsigned(to)]
+            if value.width == 2 * narrow and isinstance(d, Reg) and e.context.width(d.name) == narrow:
+                e.assign(d, e.part(value, 0))
+                return True
     return False
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from workbench.isa.ptx.model import Instruction, Negated, Symbol, Vector
+from workbench.isa.ptx.model import Instruction, Symbol, Vector
 from workbench.simulator.emitter import Emitter
 from workbench.simulator.program import Action, Block
+from workbench.simulator.values import Value
 
 
 def emit(e: Emitter, item: Instruction) -> bool:
@@ -37,7 +38,7 @@ def _barrier(e: Emitter, item: Instruction) -> None:
         if modifiers[1:] not in (["popc", "u32"], ["and", "pred"], ["or", "pred"]):
             e.fail()
         last = operands.pop()
-        predicate = e.fetch(last, "b") if not isinstance(last, Negated) else e.fetch(last, "b")
+        predicate = e.fetch(last, "b")
         operands.pop(0)
     elif kind not in ("sync", "arrive") or len(modifiers) != 1:
         e.fail()
@@ -61,7 +62,5 @@ def _printf(e: Emitter, item: Instruction) -> bool:
     if len(lists) > 1:
         for x in lists[0].elements:
             if isinstance(x, Symbol):
-                from workbench.simulator.values import Value
-
                 e.call_values[x.name] = Value(32, {"u32": e.context.constant(0, "u32")})
     return True

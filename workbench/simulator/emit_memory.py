@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Reg, Sink, Symbol, Vector
+from workbench.simulator import atomics
 from workbench.simulator.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Site
 from workbench.simulator.emit_alu import pack
 from workbench.simulator.emitter import Emitter
@@ -14,10 +15,16 @@ SPACES = {
 }  # fmt: skip
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 _CACHE = frozenset(
-    """ca cg cs lu cv wb wt nc volatile relaxed acquire release weak cta cluster gpu sys mmio L1::evict_normal
-    L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate L2::evict_normal L2::evict_first L2::evict_last
-    L2::64B L2::128B L2::256B L2::cache_hint unified""".split()
-)
+    (
+        "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "volatile", "relaxed", "acquire", "release",
+        "weak", "cta",
+        "cluster", "gpu", "sys", "mmio", "unified", "L1::evict_normal", "L1::evict_unchanged",
+        "L1::evict_first",
+        "L1::evict_last", "L1::no_allocate", "L2::evict_normal", "L2::evict_first", "L2::evict_last",
+        "L2::64B",
+        "L2::128B", "L2::256B", "L2::cache_hint",
+    )
+)  # fmt: skip
 _NO_EFFECT = frozenset(("fence", "membar", "prefetch", "prefetchu", "griddepcontrol", "nanosleep", "discard",
                         "applypriority", "setmaxnreg", "pmevent"))  # fmt: skip
 
@@ -206,7 +213,9 @@ def _is_space(e: Emitter, item: Instruction) -> bool:
 _ORDER = frozenset(("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz",
                     "L2::cache_hint"))  # fmt: skip
 _ATOMIC_OPS = frozenset(("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"))
-_ATOMIC_TYPES = frozenset("b16 b32 b64 u32 u64 s32 s64 f16 bf16 f16x2 bf16x2 f32 f64".split())
+_ATOMIC_TYPES = frozenset(
+    ("b16", "b32", "b64", "u32", "u64", "s32", "s64", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
+)
 
 
 def _atomic(e: Emitter, item: Instruction) -> bool:
@@ -221,7 +230,7 @@ def _atomic(e: Emitter, item: Instruction) -> bool:
         elif m not in _ORDER:
             e.fail(f"modifier .{m}")
     kind = item.modifiers[-1]
-    if kind not in _ATOMIC_TYPES or not op:
+    if kind not in _ATOMIC_TYPES or not op or not atomics.supported(op, kind):
         e.fail(f"operation .{op} on .{kind}")
     operands = list(item.operands)
     destination: Operand = operands.pop(0) if item.opcode == "atom" else Sink()

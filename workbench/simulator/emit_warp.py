@@ -27,13 +27,13 @@ def emit(e: Emitter, item: Instruction) -> bool:
         if m[1] in ("all", "any", "uni") and m[2:] == ("pred",):
             e.put(d, "b", e.code.let(f"vote_{m[1]}({arguments})"))
             return True
-    if opcode == "match" and len(m) == 3 and m[1] == "sync" or opcode == "match" and m[0] in ("any", "all"):
+    if opcode == "match" and len(m) == 3 and m[0] in ("any", "all") and m[1] == "sync":
         kind = m[-1]
         d, a, mask = item.operands
         first, second = e.destinations(d)
         names = e.code.let_many(
             2,
-            f"match_{'any' if 'any' in m else 'all'}({e.fetch(a, 'u' + kind[1:])}, {_mask(e, mask)}, co, ck, {_here(e)})",
+            f"match_{m[0]}({e.fetch(a, 'u' + kind[1:])}, {_mask(e, mask)}, co, ck, {_here(e)})",
         )
         e.put(first, "u32", names[0])
         if second is not None:

@@ -146,7 +146,9 @@ class Emitter:
         return value
 
     def view(self, value: Value, dtype: str) -> str:
-        """Return the array of a value as `dtype`; a narrower dtype gives the low bits, a wider one zeros on top."""
+        """Return the array of a value as `dtype`; a narrower dtype gives the low bits, a wider one zeros on
+        top.
+        """
         views = value.views
         if dtype in views:
             return views[dtype]
@@ -364,11 +366,16 @@ class Emitter:
 
 
 _SPECIALS = frozenset(
-    """%laneid %warpid %nwarpid %smid %nsmid %gridid %clock %clock64 %clock_hi %globaltimer %globaltimer_lo
-    %globaltimer_hi %dynamic_smem_size %total_smem_size %aggr_smem_size %lanemask_eq %lanemask_lt %lanemask_le
-    %lanemask_gt %lanemask_ge %cluster_ctarank %cluster_nctarank %is_explicit_cluster %reserved_smem_offset_begin
-    %reserved_smem_offset_end %reserved_smem_offset_cap""".split()
-)
+    (
+        "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%clock", "%clock64",
+        "%clock_hi", "%globaltimer",
+        "%globaltimer_lo", "%globaltimer_hi", "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size",
+        "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge", "%cluster_ctarank",
+        "%cluster_nctarank", "%is_explicit_cluster", "%reserved_smem_offset_begin",
+        "%reserved_smem_offset_end",
+        "%reserved_smem_offset_cap",
+    )
+)  # fmt: skip
 
 
 def _known_special(name: str) -> bool:

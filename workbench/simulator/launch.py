@@ -31,8 +31,8 @@ class SimulationOptions:
     seed: int = 0
     """Seed of schedules; the present scheduler has one deterministic order and does not use it."""
     check_memory: bool = True
-    """Check bounds, alignment and initialisation of every access. Without it only address faults that would leave
-    the arena are prevented."""
+    """Check bounds, alignment and initialisation of every access. Without it only address faults that would
+    leave the arena are prevented."""
     count_sectors: bool = False
     """Count 32-byte sectors of global accesses and shared-memory bank conflicts; costs time."""
     max_lane_instructions: int = 1 << 40
@@ -47,7 +47,7 @@ class SimulationOptions:
     """Called with (site, address array, cohort, chunk) before every global and shared access and atomic."""
 
 
-class LimitReached(Exception):
+class LimitReachedError(Exception):
     """The run used up its time or its instructions."""
 
 
@@ -104,9 +104,9 @@ class LaunchState:
         """Stop a run that has used up its budget.
 
         Raises:
-            LimitReached: with what was used up.
+            LimitReachedError: with what was used up.
         """
         if self.lane_instructions > self.options.max_lane_instructions:
-            raise LimitReached(f"{self.options.max_lane_instructions} lane-instructions")
+            raise LimitReachedError(f"{self.options.max_lane_instructions} lane-instructions")
         if time.monotonic() > self.deadline:
-            raise LimitReached("the time limit")
+            raise LimitReachedError("the time limit")

@@ -1,8 +1,8 @@
-"""Simulated global memory: one flat arena, named allocations between guard gaps, a byte of shadow state per byte.
+"""Simulated global memory: one flat arena, named allocations between guard gaps, shadow state for each byte.
 
-The arena is a shared, lazily zero mapping: processes forked later see the same bytes, and gigabytes of zeros cost
-nothing until they are touched. Device addresses are arena offsets plus `BASE`, so a small integer or a host offset
-taken for a pointer is out of bounds.
+The arena is a shared, lazily zero mapping: processes forked later see the same bytes, and gigabytes of
+zeros cost nothing until they are touched. Device addresses are arena offsets plus `BASE`, so a small
+integer or a host offset taken for a pointer is out of bounds.
 """
 
 from __future__ import annotations

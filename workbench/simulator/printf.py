@@ -33,13 +33,14 @@ def render(
 ) -> list[str]:
     """Return the text that each lane prints, at most `limit` pieces.
 
-    Arguments lie in local memory, each at its natural alignment, with C's promotions (ints 4 or 8 bytes, doubles 8).
+    Arguments lie in local memory, each at its natural alignment, with C's promotions (ints 4 or 8 bytes,
+    doubles 8).
     """
     forms = np.broadcast_to(form, co.shape)
     places = np.broadcast_to(arguments, co.shape)
     banks = np.broadcast_to(co.local_rows(ck.space_local.stride), co.shape)
     data = ck.space_local.data[1]
-    out = []
+    out: list[str] = []
     for r in range(co.shape[0]):
         for c in range(co.shape[1]):
             if len(out) >= limit:
@@ -71,20 +72,22 @@ def _format(ck: Chunk, form: str, raw: bytes) -> str:
         precision = str(take(4, "i")) if precision == "*" else precision
         spec = "%" + flags + width + (f".{precision}" if precision is not None else "")
         long = length in ("ll", "l", "j", "z", "t")
+        text: str
         if letter in "di":
-            return str(spec + "d") % take(8 if long else 4, "q" if long else "i")
+            text = (spec + "d") % take(8 if long else 4, "q" if long else "i")
+            return text
         if letter in "uoxX":
-            return str(spec + ("d" if letter == "u" else letter)) % take(
-                8 if long else 4, "Q" if long else "I"
-            )
+            text = (spec + ("d" if letter == "u" else letter)) % take(8 if long else 4, "Q" if long else "I")
+            return text
         if letter in "eEfFgG":
-            return str(spec + letter) % take(8, "d")
+            text = (spec + letter) % take(8, "d")
+            return text
         if letter in "aA":
             return float(take(8, "d")).hex()
         if letter == "c":
             return chr(take(4, "i") & 0xFF)
         if letter == "s":
-            return str(spec + "s") % _text(ck, take(8, "Q"))
+            return f"{_text(ck, take(8, 'Q')):>{width or 0}}"
         if letter == "p":
             return f"{take(8, 'Q'):#x}"
         return ""

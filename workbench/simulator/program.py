@@ -1,8 +1,8 @@
 """A kernel lowered for execution: straight blocks of instructions with one control action at the end of each.
 
-Blocks are numbered in program order. Memory and warp-synchronous instructions under a predicate become a branch over
-a block of their own, so that they only ever see lanes that execute them; cheap register instructions keep their
-predicate and are executed as a selection.
+Blocks are numbered in program order. Memory and warp-synchronous instructions under a predicate become a
+branch over a block of their own, so that they only ever see lanes that execute them; cheap register
+instructions keep their predicate and are executed as a selection.
 """
 
 from __future__ import annotations
@@ -19,20 +19,26 @@ WARP_SYNCHRONOUS = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatr
 _BARRIERS = frozenset({"bar", "barrier"})
 _EXITS = frozenset({"exit", "ret", "trap"})
 _SIDE_EFFECTS = WARP_SYNCHRONOUS | frozenset(
-    """ld ldu st atom red cp prefetch prefetchu call nanosleep fence membar griddepcontrol activemask multimem
-    discard applypriority st_async mbarrier tcgen05 wgmma setmaxnreg brkpt pmevent""".split()
-)
+    (
+        "ld", "ldu", "st", "atom", "red", "cp", "prefetch", "prefetchu", "call", "nanosleep", "fence",
+        "membar",
+        "griddepcontrol", "activemask", "multimem", "discard", "applypriority", "mbarrier", "tcgen05",
+        "wgmma",
+        "setmaxnreg", "brkpt", "pmevent",
+    )
+)  # fmt: skip
 _STRONG = frozenset({"volatile", "acquire", "relaxed", "mmio"})
 
 
-class UnsupportedInstruction(WorkbenchError):
+class UnsupportedInstruction(WorkbenchError):  # noqa: N818
     """An instruction that the simulator lacks; `line` is its 1-based line in the PTX."""
 
     def __init__(self, instruction: Instruction, reason: str = "") -> None:
         self.instruction, self.line = instruction, instruction.line
         why = f" ({reason})" if reason else ""
         super().__init__(
-            f"PTX line {instruction.line}: the simulator does not know `{instruction.text or instruction.name}`{why}"
+            f"PTX line {instruction.line}: the simulator does not know "
+            f"`{instruction.text or instruction.name}`{why}"
         )
 
 
@@ -215,7 +221,11 @@ def lower(kernel: Kernel) -> tuple[Block, ...]:
 
 def _table(kernel: Kernel, item: Instruction) -> tuple[str, ...]:
     name = item.operands[-1]
-    if item.modifiers[:1] != ("idx",) or not isinstance(name, Symbol) or name.name not in kernel.branch_targets:
+    if (
+        item.modifiers[:1] != ("idx",)
+        or not isinstance(name, Symbol)
+        or name.name not in kernel.branch_targets
+    ):
         raise UnsupportedInstruction(item, "its table of targets")
     return kernel.branch_targets[name.name]
 

@@ -1,4 +1,6 @@
-"""Runs the cohorts of a chunk of CTAs: lowest block first, so that divergent lanes meet again where paths join."""
+"""Runs the cohorts of a chunk of CTAs: lowest block first, so that divergent lanes meet again where paths
+join.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,7 @@ class Chunk:
                 k = self._after(co, block, result)
                 if k < 0:
                     break
-                if self.pending and min(self.pending) <= k or k in self.parked:
+                if (self.pending and min(self.pending) <= k) or k in self.parked:
                     self.pending.setdefault(k, []).append(co)
                     break
         if self.barriers.waiting:
@@ -290,11 +292,19 @@ class Chunk:
             return rows(c["x"] % cx + cx * (c["y"] % cy + cy * (c["z"] % cz)))
         lane = (co.threads & 31).astype(np.uint32)[None, :]
         shared = launch.shared_dynamic
+        total = shared + launch.program.shared_static
         simple = {
-            "%cluster_nctarank": cx * cy * cz, "%nwarpid": 64, "%nsmid": 160, "%gridid": 1, "%dynamic_smem_size": shared,
-            "%total_smem_size": shared + launch.program.shared_static, "%aggr_smem_size": shared + launch.program.shared_static,
-            "%reserved_smem_offset_begin": 0, "%reserved_smem_offset_end": 0x400, "%reserved_smem_offset_cap": 0x400,
-        }  # fmt: skip
+            "%cluster_nctarank": cx * cy * cz,
+            "%nwarpid": 64,
+            "%nsmid": 160,
+            "%gridid": 1,
+            "%dynamic_smem_size": shared,
+            "%total_smem_size": total,
+            "%aggr_smem_size": total,
+            "%reserved_smem_offset_begin": 0,
+            "%reserved_smem_offset_end": 0x400,
+            "%reserved_smem_offset_cap": 0x400,
+        }
         if base in simple:
             return one(simple[base])
         if base == "%laneid":
@@ -342,7 +352,7 @@ class Chunk:
             verb = "copies"
         messages = {
             "out-of-bounds": f"a {site.size}-byte access outside every buffer: {place}",
-            "misaligned": f"a {site.size}-byte access at an address that is no multiple of {site.size}: {place}",
+            "misaligned": f"a {site.size}-byte access at no multiple of {site.size}: {place}",
             "uninitialized-read": f"{verb} {site.size} bytes of which some were never written: {place}",
             "read-only-write": f"writes to a buffer that is only to be read: {place}",
             "race": f"lanes of one instruction store different values to one address: {place}",

@@ -24,7 +24,7 @@ from workbench.isa.ptx.model import Module
 from workbench.simulator.access import GlobalSpace
 from workbench.simulator.codegen import Program, compile_kernel
 from workbench.simulator.counters import Counters
-from workbench.simulator.launch import LaunchState, LimitReached, SimulationOptions
+from workbench.simulator.launch import LaunchState, LimitReachedError, SimulationOptions
 from workbench.simulator.memory import Memory
 from workbench.simulator.runtime import FLAGS
 from workbench.simulator.scheduler import Chunk
@@ -259,7 +259,7 @@ def _run_chunks(state: LaunchState, groups: list[Any]) -> _Part:
                     for _ in chunk.run():
                         pass
                     finish(chunk)
-        except LimitReached as limit:
+        except LimitReachedError as limit:
             state.log.add("time-limit", None, f"the launch was stopped: it used up {limit}")
             part.completed = False
     part.findings = state.log.findings()

@@ -1,8 +1,8 @@
 """What a register holds while a block is being translated, and the Python statements that compute it.
 
-A 32-bit value may exist as several typed views of one array, a 64-bit or 32-bit value as two halves that are joined
-only if someone looks at the whole, a 16-bit value as half of a 32-bit one. Keeping these apart avoids most of the
-packing and unpacking that PTX spells out.
+A 32-bit value may exist as several typed views of one array, a 64-bit or 32-bit value as two halves that
+are joined only if someone looks at the whole, a 16-bit value as half of a 32-bit one. Keeping these apart
+avoids most of the packing and unpacking that PTX spells out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ BITS = {
     "f64": 64,
 }
 NUMPY = {
-    "b": "bool", "u8": "uint8", "s8": "int8", "u16": "uint16", "s16": "int16", "u32": "uint32", "s32": "int32",
+    "b": "bool", "u8": "uint8", "s8": "int8", "u16": "uint16", "s16": "int16", "u32": "uint32",
+    "s32": "int32",
     "u64": "uint64", "s64": "int64", "f32": "float32", "f64": "float64",
 }  # fmt: skip
 SHORT = {name: short for short, name in NUMPY.items()}
@@ -41,8 +42,8 @@ F16_BITS = 11
 class Value:
     """The content of a register (or of half of one).
 
-    `views` has the names of arrays by dtype. Exactly one of `views`, `pair` and `half` is the source of the value, the
-    others may be there too.
+    `views` has the names of arrays by dtype. Exactly one of `views`, `pair` and `half` is the source of the
+    value, the others may be there too.
     """
 
     width: int
@@ -77,7 +78,9 @@ class Fact(NamedTuple):
 
     @property
     def floating(self) -> bool:
-        """Whether the register can be stored as floats whose NaNs are canonicalised only when someone looks."""
+        """Whether the register can be stored as floats whose NaNs are canonicalised only when someone
+        looks.
+        """
         return self.dirty and not self.raw
 
     def join(self, other: Fact) -> Fact:
@@ -151,7 +154,8 @@ class Statements:
     def finished(self) -> list[str]:
         """Return the lines with `del` after last uses.
 
-        Freeing early lets the allocator hand out arrays that are still in the cache; it is worth a factor of two.
+        Freeing early lets the allocator hand out arrays that are still in the cache; it is worth a factor
+        of two.
         """
         last: dict[str, int] = {}
         for k, line in enumerate(self.lines):

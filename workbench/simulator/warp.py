@@ -65,14 +65,14 @@ def check_mask(mask: Array | None, co: Cohort, ck: Chunk, item: Instruction) -> 
     m = np.full((1, 1), FULL) if mask is None else mask
     outside = (m >> w.lane.astype(np.uint32)[None, :]) & np.uint32(1) == 0
     if outside.any():
-        ck.report("membermask", item, "a lane executes a warp-synchronous instruction whose member mask leaves it out",
-                  co, outside)  # fmt: skip
+        text = "a lane executes a warp-synchronous instruction whose member mask leaves it out"
+        ck.report("membermask", item, text, co, outside)
     missing = m & ~active
     if missing.any():
         absent = missing & ck.living_masks(co)
         if absent.any():
-            ck.report("warp-divergence", item, "lanes that the member mask names are elsewhere in the program",
-                      co, absent != 0)  # fmt: skip
+            text = "lanes that the member mask names are elsewhere in the program"
+            ck.report("warp-divergence", item, text, co, absent != 0)
 
 
 def _spread(w: Lanes, value: Array) -> Array:
@@ -107,7 +107,9 @@ def shuffle(
     ck: Chunk,
     item: Instruction,
 ) -> tuple[Array, Array | None]:
-    """shfl.sync: return the value of each lane's source lane and whether it was in range (PTX ISA 9.7.9.6)."""
+    """shfl.sync: return the value of each lane's source lane and whether it was in range (PTX ISA
+    9.7.9.6).
+    """
     w = lanes_of(co)
     if mask is not None or not w.dense:
         check_mask(mask, co, ck, item)
@@ -139,8 +141,8 @@ def shuffle(
         if not present:
             absent = source < 0
             source = np.where(absent, np.arange(len(w.lane))[None, :], source)
-            ck.report("inactive-lane", item, "a shuffle reads a lane that does not take part; its value is undefined",
-                      co, absent)  # fmt: skip
+            text = "a shuffle reads a lane that does not take part; its value is undefined"
+            ck.report("inactive-lane", item, text, co, absent)
         if key is not None and present:
             co._cache[key] = (source, in_range, present)
     if value.shape[1] == 1:
@@ -171,7 +173,8 @@ def _ballots(w: Lanes, p: Array) -> Array:
     if not w.dense:
         spread = spread & (w.position >= 0)[None]
     packed = np.packbits(np.ascontiguousarray(spread), axis=-1, bitorder="little")
-    return packed.view(np.uint32)[..., 0]
+    ballots: Array = packed.view(np.uint32)[..., 0]
+    return ballots
 
 
 def _votes(p: Array, mask: Array | None, co: Cohort, ck: Chunk, item: Instruction) -> tuple[Array, Array]:
@@ -206,7 +209,8 @@ def vote_all(p: Array, mask: Array | None, co: Cohort, ck: Chunk, item: Instruct
 def vote_uni(p: Array, mask: Array | None, co: Cohort, ck: Chunk, item: Instruction) -> Array:
     """vote.sync.uni: all predicates equal."""
     ballot, members = _votes(p, mask, co, ck, item)
-    return (ballot == members) | (ballot == 0)
+    result: Array = (ballot == members) | (ballot == 0)
+    return result
 
 
 def _members(w: Lanes, mask: Array | None) -> Array:
@@ -216,7 +220,8 @@ def _members(w: Lanes, mask: Array | None) -> Array:
     if mask is None:
         return who
     bits = (_spread(w, mask)[..., None] >> np.arange(32, dtype=np.uint32)) & np.uint32(1)
-    return who & (bits != 0)
+    result: Array = who & (bits != 0)
+    return result
 
 
 def match_any(
@@ -265,7 +270,9 @@ def redux(
     op: str, value: Array, mask: Array | None, co: Cohort, ck: Chunk, item: Instruction,
     absolute: bool = False, nan: bool = False,
 ) -> Array:  # fmt: skip
-    """redux.sync: reduce over the member lanes. f32 min and max order -0 below +0 and drop NaN unless `.NaN`."""
+    """redux.sync: reduce over the member lanes. f32 min and max order -0 below +0 and drop NaN unless
+    `.NaN`.
+    """
     if mask is not None or not lanes_of(co).dense:
         check_mask(mask, co, ck, item)
     w = lanes_of(co)
