@@ -46,6 +46,8 @@ PARAM_BASE = 1 << 40
 _SYMBOL_BASE, _SYMBOL_STEP = 1 << 24, 1 << 20
 _LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix", "multimem", "tcgen05", "tex"))
 _PASS = frozenset(("mov", "cvta", "mapa", "cvt"))
+_MOVES = frozenset(("mov", "selp", "setp", "shfl", "elect"))
+_FLOATING = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64", "tf32"))
 _ROUNDS = 40
 
 
@@ -142,6 +144,8 @@ class PtxValues:
             return self._load_param(i)
         if i.opcode in _LOADS:
             return [(r, self._loaded(i)) for r in writes(i)]
+        if i.opcode not in _MOVES and i.modifiers and i.modifiers[-1] in _FLOATING:
+            return [(r, UNKNOWN) for r in writes(i)]  # neither an address nor a role
         first = targets[0]
         if i.opcode == "elect" and isinstance(first, Pair):
             found = [(first.second, Value((self.threads.linear % np.uint64(32) == 0).astype(np.uint64)))]

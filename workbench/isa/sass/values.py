@@ -42,6 +42,13 @@ from workbench.isa.values import (
 
 Registers = dict[str, Value]
 _LOADS = frozenset(("LDG", "LDS", "LD", "LDL", "LDSM", "LDTM", "LDGMC", "ATOM", "ATOMG", "ATOMS"))
+_FROM_MEMORY = Value(None, frozenset((LOADED,)))
+# Floating-point results are neither addresses nor roles.
+_FLOATING_NAMES = """
+FFMA FADD FMUL FSEL FMNMX FSETP FSET FFMA2 FADD2 FMUL2 MUFU FCHK HFMA2 HADD2 HMUL2 HSETP2 HMNMX2 FHFMA FHADD
+DADD DMUL DFMA DSETP F2FP F2F I2F I2FP HMMA QMMA OMMA DMMA HGMMA QGMMA
+"""
+_FLOATING = frozenset(_FLOATING_NAMES.split())
 _CALL_CLOBBERS = tuple(f"R{n}" for n in range(24))
 # blockDim in constant bank 0: since sm_100 at 0x360, before that at 0.
 _BLOCK_DIM = {0x380: 0x360, 0x210: 0x0, 0x160: 0x0}
@@ -62,6 +69,7 @@ class SassValues:
     ) -> None:
         self.graph, self.threads, self.parameters, self.base = graph, threads, parameters, parameter_base
         self._clobbers: dict[int, tuple[str, ...]] = {}
+        self._shapes: dict[int, tuple[tuple[str, ...], tuple[SassOperand, ...], int]] = {}
         self._entry: list[Registers | None] = [None] * len(graph.blocks)
         if graph.blocks:
             self._solve()
@@ -200,10 +208,13 @@ class SassValues:
             for name in self._callee_writes(at):
                 state[name] = UNKNOWN
             return
-        names = writes(i)
+        shape = self._shapes.get(at)
+        if shape is None:
+            shape = self._shapes[at] = (writes(i), sources(i), result_operands(i))
+        names = shape[0]
         if not names:
             return
-        results = self._results(i, state)
+        results = {} if i.opcode in _FLOATING else self._results(i, *shape, state)
         guard = None
         if i.predicate is not None:
             guard = self.predicate(i.predicate, i.negated, state)
@@ -246,14 +257,20 @@ class SassValues:
         self._clobbers[at] = tuple(names)
         return self._clobbers[at]
 
-    def _results(self, i: SassInstruction, state: Registers) -> dict[str, Value]:
-        count = result_operands(i)
+    def _results(
+        self,
+        i: SassInstruction,
+        names: tuple[str, ...],
+        read: tuple[SassOperand, ...],
+        count: int,
+        state: Registers,
+    ) -> dict[str, Value]:
         targets = [o for o in i.operands[:count] if isinstance(o, SassReg)]
         if i.opcode in _LOADS:
-            return dict.fromkeys(writes(i), Value(None, frozenset((LOADED,))))
+            return dict.fromkeys(names, _FROM_MEMORY)
         if i.opcode in ("LDC", "LDCU", "ULDC"):
             return self._load_constant(i, state)
-        values = [self.operand(o, state) for o in sources(i)]
+        values = [self.operand(o, state) for o in read]
         if targets and targets[0].predicate:
             return self._predicate_results(i, targets, values)
         roots = union(
@@ -261,13 +278,13 @@ class SassValues:
         )
         pairs: tuple[SassOperand, ...] = ()  # written as their low register
         if "64" in i.modifiers:
-            pairs = sources(i)
+            pairs = read
         elif "WIDE" in i.modifiers:  # of a * b + c only c is a pair
-            pairs = sources(i)[2:3]
+            pairs = read[2:3]
         for o in pairs:
             if isinstance(o, SassReg) and not o.predicate:
                 roots = roots | union(state.get(n, UNKNOWN) for n in span(o.name, 2)[1:])
-        found = dict.fromkeys(writes(i), Value(None, roots))
+        found = dict.fromkeys(names, Value(None, roots))
         for t in targets[1:]:
             if t.predicate and not t.constant:
                 found[t.name] = UNKNOWN
