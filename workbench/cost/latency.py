@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from workbench.artifact import Artifact, Launch, stable_hash
 from workbench.cost.machine import Machine
 from workbench.cost.occupancy import Occupancy, occupancy
-from workbench.cost.scoreboard import FREE, Code, Walk, ptx_code, sass_code, walk
+from workbench.cost.scoreboard import FREE, FREE_OPCODES, Code, Walk, ptx_code, sass_code, walk
 from workbench.errors import WorkbenchError
 from workbench.isa.ptx import Module, parse
 from workbench.isa.sass.model import SassModule
@@ -191,11 +191,11 @@ def _with_sectors(artifact: Artifact, launch: Launch, counters: Counters) -> Cou
 
 def _codes(kernel: str, module: Module, sass: SassModule | None) -> tuple[Code, float]:
     """The code whose order counts, and SASS instructions for each PTX instruction that is not free."""
-    ptx = ptx_code(module.kernel(kernel))
     if sass is None:
-        return ptx, 1.0
+        return ptx_code(module.kernel(kernel)), 1.0
     code = sass_code(sass.function(kernel))
-    return code, min(max(code.issued / max(ptx.issued, 1), 0.25), 4.0)
+    counted = sum(i.opcode not in FREE_OPCODES for i in module.kernel(kernel).instructions)
+    return code, min(max(code.issued / max(counted, 1), 0.25), 4.0)
 
 
 def _predict(

@@ -20,6 +20,7 @@ from workbench.isa.ptx.dataflow import reads, writes
 from workbench.isa.sass.model import SassAddress, SassFunction, SassInstruction, SassLabel, SassReg
 from workbench.simulator.classes import bytes_of, class_of
 
+FREE_OPCODES = frozenset(("mov", "cvta"))
 FREE = frozenset(("move",))
 """PTX classes that leave almost nothing in SASS (ptxas removes over nine moves in ten)."""
 
