@@ -85,6 +85,13 @@ def evaluate(expression: str, names: Mapping[str, Value]) -> Any:
     return go(_parse(expression))
 
 
+def names_in(expression: str) -> frozenset[str]:
+    """Names of axes and knobs that an expression refers to; raises ValueError if it cannot be read."""
+    nodes = list(ast.walk(_parse(expression)))
+    called = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+    return frozenset(n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in called)
+
+
 @functools.lru_cache(maxsize=1024)
 def _parse(expression: str) -> ast.expr:
     """The syntax tree of an expression; a space evaluates the same few constraints at thousands of points."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +30,7 @@ from typing import Any
 
 from workbench.artifact import BoundBuffer
 from workbench.errors import ContentError, UnknownNameError, WorkbenchError
-from workbench.expressions import Value, evaluate
+from workbench.expressions import Value, evaluate, names_in
 from workbench.ops.dtypes import DType
 from workbench.ops.model import Op, Role, Workload
 
@@ -70,10 +69,26 @@ class Space:
 
     def points(self) -> Iterator[Knobs]:
         """All valid points in lexicographic order of the declared values."""
-        for values in itertools.product(*self.knobs.values()):
-            point = dict(zip(self.knobs, values, strict=True))
-            if self.is_valid(point):
-                yield point
+        order = list(self.knobs)
+        # A constraint is tried as soon as its knobs are set: that rules out whole parts of the space.
+        due: list[list[str]] = [[] for _ in order]
+        for c in self.constraints:
+            at = [order.index(n) for n in names_in(c) if n in self.knobs]
+            if at:
+                due[max(at)].append(c)
+
+        def extend(point: Knobs) -> Iterator[Knobs]:
+            if len(point) == len(order):
+                if self.is_valid(point):
+                    yield dict(point)
+                return
+            name, tests = order[len(point)], due[len(point)]
+            for value in self.knobs[name]:
+                longer = {**point, name: value}
+                if not any(_is_false(c, {**self.axes, **longer}) for c in tests):
+                    yield from extend(longer)
+
+        yield from extend({})
 
     def nearest(self, knobs: Mapping[str, Value]) -> Knobs | None:
         """The first of the valid points that differ from `knobs` in fewest knobs; None if there is none."""
@@ -83,6 +98,14 @@ class Space:
     def all_points(self) -> tuple[Knobs, ...]:
         """All valid points, enumerated once."""
         return tuple(self.points())
+
+
+def _is_false(constraint: str, names: Mapping[str, Value]) -> bool:
+    """True if a constraint fails; one that cannot be evaluated is left to the check of the whole point."""
+    try:
+        return not evaluate(constraint, names)
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
