@@ -408,3 +408,25 @@ def test_branch_table():
     np.testing.assert_array_equal(
         clean(lanes(body, 64, 64))["out"], np.array([10, 20, 30])[np.arange(64) % 3]
     )
+
+
+def test_registers_that_were_never_written_hold_poison():
+    result = clean(lanes("setp.lt.u32 %p1, %r0, 5;\n@%p1 mov.u32 %r1, 1;", 32))
+    np.testing.assert_array_equal(result["out"], [1] * 5 + [0x7FF7DEAD] * 27)
+    assert np.isnan(np.array([0x7FF7DEAD], np.uint32).view(np.float32))
+
+
+@pytest.mark.parametrize("load", ["ld.volatile.global.u32 %r3, [%x];", "atom.global.add.u32 %r3, [%x], 0;"])
+def test_long_loop_over_strong_loads_is_no_deadlock(load):
+    body = f"""
+    mov.u32 %r1, 0;
+    mov.u32 %r2, 0;
+    L:
+    {load}
+    add.u32 %r1, %r1, %r3;
+    add.u32 %r2, %r2, 1;
+    setp.lt.u32 %p1, %r2, 300;
+    @%p1 bra L;
+    """
+    result = clean(lanes(body, 64, inputs={"x": np.full(1, 2, np.uint32)}))
+    np.testing.assert_array_equal(result["out"], 600)

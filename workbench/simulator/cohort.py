@@ -173,7 +173,7 @@ class Cohort:
 
 
 def merge(cohorts: list[Cohort], live: frozenset[str], dtypes: dict[str, str]) -> Cohort:
-    """Join cohorts that stand at the same block; registers that some of them never wrote are zero there."""
+    """Join cohorts that stand at the same block; registers that some of them never wrote hold poison there."""
     cohorts.sort(key=lambda c: (int(c.ctas[0]), int(c.threads[0])))
     first = cohorts[0]
     names = [n for n in live if any(n in c.registers for c in cohorts)]
@@ -186,8 +186,20 @@ def merge(cohorts: list[Cohort], live: frozenset[str], dtypes: dict[str, str]) -
     return _merge_lanes(cohorts, names, dtypes)
 
 
+def poison(dtype: str) -> Array:
+    """Return what a register holds that nobody has written: a NaN, a wild address, false.
+
+    Real kernels do read such registers where the result is not used, so that alone is no finding.
+    """
+    kind = np.dtype(dtype)
+    if kind.itemsize == 1:
+        return np.zeros((1, 1), kind)
+    pattern = 0x7FF7DEAD7FF7DEAD >> (64 - 8 * kind.itemsize)
+    return np.full((1, 1), pattern, f"u{kind.itemsize}").view(kind)
+
+
 def _values(cohorts: list[Cohort], name: str, dtypes: dict[str, str]) -> list[Array]:
-    return [c.registers[name] if name in c.registers else np.zeros((1, 1), dtypes[name]) for c in cohorts]
+    return [c.registers[name] if name in c.registers else poison(dtypes[name]) for c in cohorts]
 
 
 def _uniform(values: list[Array]) -> bool:

@@ -14,7 +14,6 @@ from workbench.errors import WorkbenchError
 from workbench.isa.ptx.dataflow import reads, writes
 from workbench.isa.ptx.model import Instruction, Kernel, Label, Symbol
 
-ATOMIC = frozenset({"atom", "red"})
 WARP_SYNCHRONOUS = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix", "mma"})
 _BARRIERS = frozenset({"bar", "barrier"})
 _EXITS = frozenset({"exit", "ret", "trap"})
@@ -106,7 +105,7 @@ def _is_barrier(instruction: Instruction) -> bool:
 
 def is_poll(instruction: Instruction) -> bool:
     """Whether `instruction` reads memory that others may be about to change."""
-    if instruction.opcode in ATOMIC:
+    if instruction.opcode == "atom":
         return True
     return instruction.opcode == "ld" and not _STRONG.isdisjoint(instruction.modifiers)
 

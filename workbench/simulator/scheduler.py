@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from workbench.isa.ptx.model import Instruction, Operand, Reg
 from workbench.simulator.access import PARAM_WINDOW, BankedSpace, GlobalSpace, Site
 from workbench.simulator.barriers import Barriers
-from workbench.simulator.cohort import Cohort, merge
+from workbench.simulator.cohort import Cohort, merge, poison
 from workbench.simulator.copies import AsyncCopies
 from workbench.simulator.launch import LaunchState
 from workbench.simulator.memory import BASE
@@ -25,6 +26,8 @@ STALLS_BEFORE_PARTIAL = 4
 """Fruitless polling rounds before an incomplete warp goes on without its missing lanes."""
 STALLS_BEFORE_DEADLOCK = 64
 """Fruitless polling rounds of every chunk before the launch counts as deadlocked."""
+STALLS_BEFORE_COMPARISON = 8
+"""From here on a round also counts as progress if a register of a polling lane has changed."""
 
 
 class Chunk:
@@ -81,17 +84,22 @@ class Chunk:
         blocks, functions, live = launch.program.blocks, launch.program.functions, launch.program.live
         costs = launch.program.costs
         needs = [_needs_whole_warps(b) for b in blocks]
-        everyone = Cohort(self, np.arange(len(self.ctas)), np.arange(launch.threads), True, {})
+        unwritten = {key: poison(launch.program.dtypes[key]) for key in live[0]}
+        everyone = Cohort(self, np.arange(len(self.ctas)), np.arange(launch.threads), True, unwritten)
         full = everyone.lanes
         self.pending[0] = [everyone]
         forced = False
-        stalls, seen = 0, launch.progress
+        stalls, seen, state = 0, launch.progress, 0
         while True:
             if not self.pending:
                 if self.yielded and not (self.parked and stalls > STALLS_BEFORE_PARTIAL):
                     yield
                     stalls = 0 if launch.progress != seen else stalls + 1
                     seen = launch.progress
+                    if stalls > STALLS_BEFORE_COMPARISON:
+                        before, state = state, self._state()
+                        if state != before:
+                            stalls = STALLS_BEFORE_COMPARISON
                     if stalls > STALLS_BEFORE_DEADLOCK and not self.parked:
                         self._deadlock()
                         return
@@ -133,6 +141,15 @@ class Chunk:
                     break
         if self.barriers.waiting:
             self._deadlock()
+
+    def _state(self) -> int:
+        """Return a checksum of the registers of polling lanes."""
+        total = 0
+        for k in sorted(self.yielded):
+            for co in self.yielded[k]:
+                for key in sorted(self.launch.program.live[k] & co.registers.keys()):
+                    total = crc32(np.ascontiguousarray(co.registers[key]), total)
+        return total
 
     def _after(self, co: Cohort, block: Block, result: Any) -> int:
         """Carry out a block's action; return the block at which the same cohort goes on, or -1."""
