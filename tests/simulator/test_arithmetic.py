@@ -20,7 +20,8 @@ from workbench.simulator.emit_alu import _HANDLERS
 LANES = 256
 RNG = np.random.default_rng(11)
 SPECIAL32 = np.array(
-    [0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x3F800000, 0xBF800000,
+    [0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x3F800000,
+     0xBF800000,
      0x00800000, 0x7F7FFFFF, 0x007FFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F7FFFFF, 0x4B800000], np.uint32
 )  # fmt: skip
 
@@ -119,7 +120,8 @@ def program(cases) -> str:
         )
         entries.append(f"""
 .visible .entry k{n}(.param .u64 q0, .param .u64 q1, .param .u64 q2, .param .u64 q3, .param .u64 q4)
-{{ .reg .pred %p<30>; .reg .b16 %h<30>; .reg .b32 %r<30>; .reg .b64 %d<30>; .reg .b64 %in<4>; .reg .b64 %o; .reg .b64 %lane8;
+{{ .reg .pred %p<30>; .reg .b16 %h<30>; .reg .b32 %r<30>; .reg .b64 %d<30>; .reg .b64 %in<4>;
+.reg .b64 %o; .reg .b64 %lane8;
 mov.u32 %r29, %tid.x; mul.wide.u32 %lane8, %r29, 8; {pointers}
 ld.param.u64 %o, [q4]; mad.wide.u32 %o, %r29, 16, %o;
 {chr(10).join(body)}
@@ -277,8 +279,10 @@ def test_selected_float_results():
 
 
 NARROW = {
-    "bf16 fma": "mov.b32 {%h1, %h2}, %r2; mov.b32 {%h3, %h4}, %r3; mov.b32 %f3, %r4; fma.rn.f32.bf16 %f1, %h1, %h4, %f3;",
-    "shifted": "shl.b32 %r2, %r2, 16; and.b32 %r3, %r3, 0xffff0000; mov.b32 %f4, %r2; mov.b32 %f2, %r3; mov.b32 %f3, %r4; fma.rn.f32 %f1, %f4, %f2, %f3;",
+    "bf16 fma": "mov.b32 {%h1, %h2}, %r2; mov.b32 {%h3, %h4}, %r3; mov.b32 %f3, %r4; "
+    "fma.rn.f32.bf16 %f1, %h1, %h4, %f3;",
+    "shifted": "shl.b32 %r2, %r2, 16; and.b32 %r3, %r3, 0xffff0000; "
+    "mov.b32 %f4, %r2; mov.b32 %f2, %r3; mov.b32 %f3, %r4; fma.rn.f32 %f1, %f4, %f2, %f3;",
 }
 
 
@@ -390,7 +394,10 @@ def test_carry_chains():
 
 def test_run_is_reproducible_after_an_overflow_elsewhere():
     # The flag of an earlier overflow must not change what a later product gives.
-    text = kernel("mov.f32 %f1, 0f7F7FFFFF; mul.f32 %f2, %f1, %f1; mov.u16 %h1, 0x3f80;\n"
-                  "fma.rn.f32.bf16 %f3, %h1, %h1, %f1; st.global.f32 [%out], %f3; st.global.f32 [%out+4], %f2;", ["out"])  # fmt: skip
+    text = kernel(
+        "mov.f32 %f1, 0f7F7FFFFF; mul.f32 %f2, %f1, %f1; mov.u16 %h1, 0x3f80;\n"
+        "fma.rn.f32.bf16 %f3, %h1, %h1, %f1; st.global.f32 [%out], %f3; st.global.f32 [%out+4], %f2;",
+        ["out"],
+    )
     got = run(text, {"out": (2, np.float32)}, block=1)["out"]
     assert got.tolist() == [np.float32(3.4028235e38), np.inf]

@@ -97,7 +97,10 @@ def test_atom(op, kind, space):
         name = f"atom.{modifiers}.{'global.' if space == 'global' else ''}{op}.{kind}"
     body += f"{name} {result}, {where}, {value}{', ' + third if op == 'cas' else ''};\n"
     if space == "shared":
-        body += f"bar.sync 0;\n@%p1 ld.shared.{bits} {register}14, [%r22];\nadd.s64 %d8, %d3, %start;\n@%p1 st.global.{bits} [%d8], {register}14;\n"
+        body += (
+            f"bar.sync 0;\n@%p1 ld.shared.{bits} {register}14, [%r22];\nadd.s64 %d8, %d3, %start;\n"
+            f"@%p1 st.global.{bits} [%d8], {register}14;\n"
+        )
     body += f"add.s64 %d9, %d3, %old; st.global.{bits} [%d9], {result};\nmov.u32 %r1, 0;"
     inputs = {"key": KEYS, "b": b, "c": c, "start": start.copy(), "old": np.zeros(COUNT, dtype)}
     got = lanes(
@@ -145,14 +148,20 @@ def test_returned_sums_are_a_running_total():
 
 def test_packed_and_half_precision_adds():
     x = np.zeros(4, ml_dtypes.bfloat16)
-    body = "mov.u32 %r1, 0x3f804000;\nred.global.add.noftz.bf16x2 [%x], %r1;\nmov.u16 %h1, 0x3f80;\nred.global.add.noftz.bf16 [%x+4], %h1;"
+    body = (
+        "mov.u32 %r1, 0x3f804000;\nred.global.add.noftz.bf16x2 [%x], %r1;\nmov.u16 %h1, 0x3f80;\n"
+        "red.global.add.noftz.bf16 [%x+4], %h1;"
+    )
     result = lanes(body, 32, inputs={"x": x.view(np.uint16)})
     assert result.rules == []
     np.testing.assert_array_equal(result["x"].view(ml_dtypes.bfloat16).astype(float), [64, 32, 32, 0])
 
 
 def test_vector_red():
-    body = "mov.f32 %f1, 0f3F800000;\nmov.f32 %f2, 0f40000000;\nred.global.add.v2.f32 [%x], {%f1, %f2};\nmov.u32 %r1, 0;"
+    body = (
+        "mov.f32 %f1, 0f3F800000;\nmov.f32 %f2, 0f40000000;\n"
+        "red.global.add.v2.f32 [%x], {%f1, %f2};\nmov.u32 %r1, 0;"
+    )
     result = lanes(body, 64, inputs={"x": np.zeros(2, np.float32)})
     assert result.rules == []
     np.testing.assert_array_equal(result["x"], [64, 128])

@@ -300,7 +300,8 @@ def test_trap_is_a_finding():
 @pytest.mark.parametrize(
     "text",
     ["frob.u32 %r1, %r0;", "add.u33 %r1, %r0, %r0;", "tcgen05.wait::ld.sync.aligned;", "mov.u32 %r1, %pm0;",
-     "ld.global.v3.u32 {%r1, %r2, %r3}, [%out];", "ld.global.fancy.u32 %r1, [%out];", "atom.global.frob.u32 %r1, [%out], 1;",
+     "ld.global.v3.u32 {%r1, %r2, %r3}, [%out];", "ld.global.fancy.u32 %r1, [%out];",
+     "atom.global.frob.u32 %r1, [%out], 1;",
      "shfl.sync.round.b32 %r1, %r0, 0, 31, -1;"],
 )  # fmt: skip
 def test_unknown_instruction_is_named(text):
@@ -368,7 +369,10 @@ def test_counters_count_lanes_and_warps():
 
 
 def test_printf():
-    module = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 text[12] = {105, 61, 37, 100, 32, 102, 61, 37, 103, 10, 0, 0};"
+    module = (
+        ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n"
+        ".global .align 1 .b8 text[12] = {105, 61, 37, 100, 32, 102, 61, 37, 103, 10, 0, 0};"
+    )
     body = """
     mov.b64 %d1, depot;
     cvta.local.u64 %d2, %d1;

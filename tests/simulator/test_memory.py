@@ -187,7 +187,10 @@ def test_shared_memory_of_ctas_is_apart_and_bounded():
 
 def test_dynamic_shared_memory():
     module = ".extern .shared .align 16 .b8 dyn[];\n"
-    body = "mov.u32 %r2, dyn;\nshl.b32 %r3, %r0, 2;\nadd.u32 %r3, %r3, %r2;\nst.shared.u32 [%r3], %r0;\nld.shared.u32 %r1, [%r3];"
+    body = (
+        "mov.u32 %r2, dyn;\nshl.b32 %r3, %r0, 2;\nadd.u32 %r3, %r3, %r2;\n"
+        "st.shared.u32 [%r3], %r0;\nld.shared.u32 %r1, [%r3];"
+    )
     body += "\nmov.u32 %r4, %dynamic_smem_size;\nadd.u32 %r1, %r1, %r4;"
     np.testing.assert_array_equal(clean(lanes(body, 32, module=module, smem=128))["out"], np.arange(32) + 128)
     assert lanes(body, 32, module=module, smem=64).rules == ["out-of-bounds"] * 2
@@ -214,7 +217,10 @@ def test_same_address_stores_of_different_values_race():
 
 
 def test_ctas_that_write_different_values_to_one_place_race():
-    body = "mov.u32 %r1, 1;\nmov.u32 %r2, %ctaid.x;\nmov.u32 %r3, %tid.x;\nmul.wide.u32 %d1, %r3, 4;\nadd.s64 %d1, %d1, %x;\n"
+    body = (
+        "mov.u32 %r1, 1;\nmov.u32 %r2, %ctaid.x;\nmov.u32 %r3, %tid.x;\nmul.wide.u32 %d1, %r3, 4;\n"
+        "add.s64 %d1, %d1, %x;\n"
+    )
     body += "st.global.u32 [%d1], %r2;"
     assert lanes(body, 64, inputs={"x": np.zeros(32, np.uint32)}).rules == ["race"]
 
@@ -279,10 +285,26 @@ def test_narrow_stores_truncate():
     np.testing.assert_array_equal(clean(lanes(body, 32, inputs={"x": x}))["x"], [0, 0x44, 0x44, 0x33])
 
 
-@pytest.mark.parametrize("modifier", ["ca", "cg", "cs", "lu", "cv", "nc", "volatile", "relaxed.gpu", "acquire.sys",
-                                      "weak", "L2::128B", "L1::evict_last.L2::256B", "nc.L1::no_allocate"])  # fmt: skip
+@pytest.mark.parametrize(
+    "modifier",
+    [
+        "ca",
+        "cg",
+        "cs",
+        "lu",
+        "cv",
+        "nc",
+        "volatile",
+        "relaxed.gpu",
+        "acquire.sys",
+        "weak",
+        "L2::128B",
+        "L1::evict_last.L2::256B",
+        "nc.L1::no_allocate",
+    ],
+)
 def test_cache_and_order_modifiers_do_not_change_values(modifier):
-    before, _, after = modifier.partition(".")
+    before = modifier.partition(".")[0]
     text = (
         f"ld.{modifier}.global.u32 %r1, [%x];"
         if before in ("volatile", "relaxed", "acquire")
@@ -442,8 +464,12 @@ def test_cp_async_fills_with_zeros_past_its_source_size():
 
 def test_observer_sees_every_access():
     seen = []
-    lanes("ld.global.u32 %r1, [%x];", 32, inputs={"x": np.ones(1, np.uint32)},
-          observer=lambda site, address, co, ck: seen.append((site.instruction.opcode, int(address[0, 0]))))  # fmt: skip
+    lanes(
+        "ld.global.u32 %r1, [%x];",
+        32,
+        inputs={"x": np.ones(1, np.uint32)},
+        observer=lambda site, address, co, ck: seen.append((site.instruction.opcode, int(address[0, 0]))),
+    )
     assert [s[0] for s in seen] == ["ld", "st"]
 
 

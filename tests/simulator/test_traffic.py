@@ -44,9 +44,15 @@ def test_load_sectors(stride, kind, sectors_a_warp, processes):
 
 
 def test_sectors_in_any_order_and_of_partial_warps():
-    body = "xor.b32 %r2, %r0, 21;\nmul.lo.u32 %r2, %r2, 7;\nand.b32 %r2, %r2, 31;\nmad.wide.u32 %d1, %r2, 4, %x;\nld.global.u32 %r1, [%d1];"
+    body = (
+        "xor.b32 %r2, %r0, 21;\nmul.lo.u32 %r2, %r2, 7;\nand.b32 %r2, %r2, 31;\n"
+        "mad.wide.u32 %d1, %r2, 4, %x;\nld.global.u32 %r1, [%d1];"
+    )
     assert counters(body, 32, inputs={"x": np.zeros(32, np.uint32)}).global_load_sectors == 4
-    plain = "mad.wide.u32 %d1, %r0, 4, %x;\nmov.u32 %r1, 0;\nsetp.lt.u32 %p1, %r0, 9;\n@%p1 ld.global.u32 %r1, [%d1];"
+    plain = (
+        "mad.wide.u32 %d1, %r0, 4, %x;\nmov.u32 %r1, 0;\nsetp.lt.u32 %p1, %r0, 9;\n"
+        "@%p1 ld.global.u32 %r1, [%d1];"
+    )
     c = counters(plain, 40, 40, inputs={"x": np.zeros(40, np.uint32)})
     assert c.global_load_sectors == 2
     assert c.global_store_sectors == 5
@@ -78,6 +84,9 @@ def test_bank_conflicts(stride, kind, conflicts):
         "v4": ("v4.u32", "{%r1, %r2, %r3, %r4}"),
         "v2": ("v2.u32", "{%r1, %r2}"),
     }[kind]
-    body = f"mov.u32 %r3, s;\nmad.lo.u32 %r3, %r0, {stride}, %r3;\nmov.u32 %r1, 0; mov.u32 %r2, 0; mov.u32 %r4, 0;\n"
+    body = (
+        f"mov.u32 %r3, s;\nmad.lo.u32 %r3, %r0, {stride}, %r3;\nmov.u32 %r1, 0; mov.u32 %r2, 0; "
+        "mov.u32 %r4, 0;\n"
+    )
     body = body.replace("%r3", "%r9") + "mov.u32 %r3, 0;\n" + f"st.shared.{access} [%r9], {registers};"
     assert counters(body, 32, variables=".shared .align 16 .b8 s[4224];").bank_conflicts == conflicts

@@ -46,7 +46,10 @@ def reference_shuffle(mode, values, b, c, active):
 def test_shuffle(mode, c, b):
     source = "%r7" if b == "lane" else b
     body = LOAD + "mul.lo.u32 %r7, %r0, 5;\nadd.u32 %r7, %r7, 3;\nand.b32 %r7, %r7, 31;\n"
-    body += f"shfl.sync.{mode}.b32 %r3|%p1, %r2, {source}, {c}, -1;\nselp.u32 %r4, 1, 0, %p1;\nxor.b32 %r1, %r3, %r4;"
+    body += (
+        f"shfl.sync.{mode}.b32 %r3|%p1, %r2, {source}, {c}, -1;\nselp.u32 %r4, 1, 0, %p1;\n"
+        "xor.b32 %r1, %r3, %r4;"
+    )
     result = clean(lanes(body, 128, 64, inputs={"x": VALUES[:128]}))
     for w in range(4):
         amount = [(n * 5 + 3) & 31 for n in range(w * 32, w * 32 + 32)] if b == "lane" else [b] * 32
@@ -215,7 +218,8 @@ def test_redux_of_floats(op):
         lanes(LOAD + f"redux.sync.{op}.f32 %r1, %r2, 0xffffffff;", 96, inputs={"x": x.view(np.uint32)})
     )
     got = result["out"].view(np.float32).reshape(3, 32)[:, 0]
-    want = {"min": [-2, -7, np.nan], "max": [1, 3, np.nan], "min.NaN": [-2, np.nan, np.nan], "max.abs": [2, 7, np.nan],
+    want = {"min": [-2, -7, np.nan], "max": [1, 3, np.nan], "min.NaN": [-2, np.nan, np.nan],
+            "max.abs": [2, 7, np.nan],
             "max.abs.NaN": [2, np.nan, np.nan]}[op]  # fmt: skip
     np.testing.assert_array_equal(got, np.array(want, np.float32))
     assert (result["out"].reshape(3, 32)[2] == 0x7FFFFFFF).all()
@@ -240,8 +244,13 @@ def test_active_mask_of_a_divided_warp():
 
 
 def test_lane_mask_registers():
-    for name, want in {"lt": lambda n: (1 << n) - 1, "le": lambda n: (2 << n) - 1, "eq": lambda n: 1 << n,
-                       "gt": lambda n: 0xFFFFFFFF & ~((2 << n) - 1), "ge": lambda n: 0xFFFFFFFF & ~((1 << n) - 1)}.items():  # fmt: skip
+    for name, want in {
+        "lt": lambda n: (1 << n) - 1,
+        "le": lambda n: (2 << n) - 1,
+        "eq": lambda n: 1 << n,
+        "gt": lambda n: 0xFFFFFFFF & ~((2 << n) - 1),
+        "ge": lambda n: 0xFFFFFFFF & ~((1 << n) - 1),
+    }.items():
         result = clean(lanes(f"mov.u32 %r1, %lanemask_{name};", 32))
         assert result["out"].tolist() == [want(n) for n in range(32)]
 
