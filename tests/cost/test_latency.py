@@ -114,6 +114,15 @@ def test_warm_buffers_do_not_come_from_memory() -> None:
     assert one(load_bytes=1 * MB).hbm_bytes == 1 * MB - 4096
 
 
+def test_small_buffers_are_fetched_once_an_sm() -> None:
+    """Rereads of a small buffer hit L1; rereads of a large one come through L2."""
+    reread = {"load_bytes": 16 * 1024, "sectors": 32 * MB // 32, "ctas": 152 * 8}
+    small = one(weight_bytes=16 * 1024, **reread)
+    large = one(weight_bytes=64 * MB, **reread)
+    assert small.l2_bytes < 4 * MB and large.l2_bytes > 25 * MB
+    assert small.us < large.us
+
+
 def test_uncounted_sectors_are_taken_from_requested_bytes_and_said_so() -> None:
     """A simulator that did not count sectors still gives a memory term, too high rather than too low."""
     full = counters(load_bytes=64 * MB)

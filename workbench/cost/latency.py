@@ -34,10 +34,14 @@ OVERLAP_LOSS = 0.1
 
 UNCOUNTED = "sectors were not counted: every requested byte is taken for a distinct one (too many from HBM)"
 
+L1_BYTES = 128 * 1024
+"""A buffer of at most this size is taken to stay in an SM's L1 while its warps read it (half of L1)."""
+
 _COLD = (Role.WEIGHT, Role.STATE, Role.METADATA)
 
 ASSUMPTIONS = (
     "weights, state and metadata come cold from HBM; what the predecessor wrote comes from L2",
+    f"buffers of up to {L1_BYTES // 1024} KiB stay in L1 once an SM has read them",
     "all CTAs take alike; SMs share memory and L2 evenly",
     f"terms overlap except for {OVERLAP_LOSS:.0%} of the smaller ones (estimate)",
     "with PDL, loads before griddepcontrol.wait hide behind the predecessor while it leaves memory idle",
@@ -277,9 +281,13 @@ def _traffic(artifact: Artifact, launch: Launch, counters: Counters, sms: int) -
     bound = {r.buffer for p in launch.params for r in p.relocations}
     warm = sum(b.nbytes for b in artifact.buffers if b.name in bound and b.role not in _COLD)
     hbm = max(0, counters.unique_load_bytes - warm)
-    # An SM that keeps what it has read fetches each byte once; one that does not fetches every sector.
-    loads = min(counters.global_load_sectors * 32, counters.unique_load_bytes * sms)
-    return hbm, max(loads, hbm) + counters.async_bytes + counters.unique_store_bytes
+    # Buffers that fit in L1 are fetched once an SM, however often its warps read them; other rereads
+    # come through L2 each time.
+    kept = sum(b.nbytes for b in artifact.buffers if b.name in bound and b.nbytes <= L1_BYTES)
+    again = max(0, counters.global_load_sectors * 32 - counters.unique_load_bytes)
+    from_l1 = min(again, counters.warps * kept)
+    loads = counters.unique_load_bytes + again - from_l1 + min(from_l1, kept * sms)
+    return hbm, loads + counters.async_bytes + counters.unique_store_bytes
 
 
 def _latencies(machine: Machine, load_cycles: float) -> dict[str, float]:
