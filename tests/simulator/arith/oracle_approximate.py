@@ -52,7 +52,9 @@ def allowed(opcode, flags, fmt, operands, got):
         close = np.abs(result - truth) <= bound
     same = (result == truth) & (np.signbit(result) == np.signbit(truth))
     # A true value that rounds to infinity, within the bound, may come out as either.
-    over = (np.abs(truth) + bound >= top) & (np.abs(result) >= top) & (np.signbit(result) == np.signbit(truth))
+    over = (
+        (np.abs(truth) + bound >= top) & (np.abs(result) >= top) & (np.signbit(result) == np.signbit(truth))
+    )
     zero_sign = (result != 0) | (np.abs(truth) > 0) | (np.signbit(result) == np.signbit(truth))
     ok = both_nan | same | (close & np.isfinite(truth) & zero_sign) | over
     if ftz:

@@ -97,7 +97,10 @@ def expected(opcode, flags, types, operands, results):
         if opcode == "setp":
             return low, high
         true = TRUE[base] if types[0] == t else 0xFFFF
-        return (np.where(low, np.uint32(true), np.uint32(0)) | np.where(high, np.uint32(true << 16), np.uint32(0)),)
+        return (
+            np.where(low, np.uint32(true), np.uint32(0))
+            | np.where(high, np.uint32(true << 16), np.uint32(0)),
+        )
     value = holds(operator, *relations(t, ftz, a, b))
     if opcode == "setp":
         return (join(rest, value, c), join(rest, ~value, c))[:results]

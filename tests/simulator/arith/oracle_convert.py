@@ -23,7 +23,9 @@ def expected(flags, types, operands):
     if is_integer(to) and is_integer(source):
         return (integers(flags, to, source, code),)
     if is_integer(source):
-        value = soft.integer(code.view(np.int64 if source == "s64" else _signed(source)) if source[0] == "s" else code)
+        value = soft.integer(
+            code.view(np.int64 if source == "s64" else _signed(source)) if source[0] == "s" else code
+        )
         result = soft.pack(value, to, mode_of(flags)).astype(f"uint{FMT[to].width}")
         return (finish(result, to, flags),)
     if source == "f32" and "ftz" in flags:

@@ -104,7 +104,9 @@ def pack_integers(types, operands):
     kind = types[0]
     size = int(kind[1:])
     low, high = (0, (1 << size) - 1) if kind[0] == "u" else (-(1 << (size - 1)), (1 << (size - 1)) - 1)
-    a, b, *c = (oracle_integer.python_values(o, t) for o, t in zip(operands, ("s32", "s32", "b32"), strict=False))
+    a, b, *c = (
+        oracle_integer.python_values(o, t) for o, t in zip(operands, ("s32", "s32", "b32"), strict=False)
+    )
     mask = (1 << size) - 1
     words = [
         (oracle_integer.clamp(x, low, high) & mask) << size | (oracle_integer.clamp(y, low, high) & mask)
@@ -178,7 +180,9 @@ def scalar(opcode, flags, sources, t, operands):
         if "f64" in sources:
             value = arithmetic64(opcode, operands, mode)
         else:
-            value = arithmetic(opcode, [soft.decode(o, s) for o, s in zip(operands, sources, strict=True)], mode)
+            value = arithmetic(
+                opcode, [soft.decode(o, s) for o, s in zip(operands, sources, strict=True)], mode
+            )
         code = soft.pack(value, t, mode)
     code = code.astype(dtype)
     if ftz:
@@ -255,7 +259,14 @@ def product64(x, y):
 def sum64(x, y, z, mode):
     infinite = x.inf | y.inf
     sign = x.sign ^ y.sign
-    nan = x.nan | y.nan | z.nan | (x.inf & _zero(y)) | (y.inf & _zero(x)) | (infinite & z.inf & (sign != z.sign))
+    nan = (
+        x.nan
+        | y.nan
+        | z.nan
+        | (x.inf & _zero(y))
+        | (y.inf & _zero(x))
+        | (infinite & z.inf & (sign != z.sign))
+    )
     numbers, exponents, signs = [], [], []
     columns = (sign, x.m, y.m, x.e + y.e, z.sign, z.m, z.e)
     for s, mx, my, e, sz, mz, ez in zip(*(c.tolist() for c in columns), strict=True):
@@ -280,7 +291,9 @@ def quotient64(x, y):
             continue
         q, r = divmod(a << 120, b)
         numbers.append(2 * q + (r != 0))
-    return soft.from_python(x.sign ^ y.sign, numbers, (x.e - y.e - 121).tolist(), nan, (x.inf | _zero(y)) & ~nan)
+    return soft.from_python(
+        x.sign ^ y.sign, numbers, (x.e - y.e - 121).tolist(), nan, (x.inf | _zero(y)) & ~nan
+    )
 
 
 def root64(x):

@@ -52,7 +52,7 @@ def _specials(fmt):
 def floats(fmt, count, operands, rng):
     """Return `operands` arrays of codes (uint64) of a floating-point format, correlated where that matters."""
     f = FMT[fmt]
-    blocks = 12
+    blocks = 13
     size = count // blocks
     out = [np.empty(count, np.uint64) for _ in range(operands)]
 
@@ -68,8 +68,10 @@ def floats(fmt, count, operands, rng):
             return rng.integers(0, high, n, np.uint64)
 
         def any_bits(n=n):
-            return rng.integers(0, 1 << f.width, n, np.uint64, endpoint=False) if f.width < 64 else rng.integers(
-                0, 1 << 64, n, np.uint64, endpoint=False
+            return (
+                rng.integers(0, 1 << f.width, n, np.uint64, endpoint=False)
+                if f.width < 64
+                else rng.integers(0, 1 << 64, n, np.uint64, endpoint=False)
             )
 
         def sign(n=n):
@@ -77,9 +79,11 @@ def floats(fmt, count, operands, rng):
 
         def few_bits(n=n):
             """Fractions of one to thirteen bits."""
-            return rng.integers(0, 1 << 52, n, np.uint64) & (
-                ~np.uint64(0) << (52 - rng.integers(0, min(f.p, 14), n)).astype(np.uint64)
-            ) & np.uint64((1 << 52) - 1)
+            return (
+                rng.integers(0, 1 << 52, n, np.uint64)
+                & (~np.uint64(0) << (52 - rng.integers(0, min(f.p, 14), n)).astype(np.uint64))
+                & np.uint64((1 << 52) - 1)
+            )
 
         bias = -(f.low + f.p - 2)
         if block in (0, 1):
@@ -111,13 +115,20 @@ def floats(fmt, count, operands, rng):
                 tiny = _compose(fmt, sign(), rng.integers(-3 * f.p, -f.p, n), few_bits())
                 arrays[2] = np.where(rng.integers(0, 4, n) > 0, tiny, arrays[2])
         elif block == 7:  # few bits, any exponents
-            arrays = [_compose(fmt, sign(), rng.integers(-bias, bias, n), few_bits()) for _ in range(operands)]
+            arrays = [
+                _compose(fmt, sign(), rng.integers(-bias, bias, n), few_bits()) for _ in range(operands)
+            ]
         elif block == 8:  # products at the edge of the subnormal range
             split = rng.integers(-bias // 2 - 8, 8 - bias // 2, n)
             low = -bias + rng.integers(-f.p - 2, 4, n)
             exponents = [split, low - split, low + rng.integers(-6, 7, n)]
             arrays = [
-                _compose(fmt, sign(), exponents[i % 3], few_bits() if i % 2 else rng.integers(0, 1 << 52, n, np.uint64))
+                _compose(
+                    fmt,
+                    sign(),
+                    exponents[i % 3],
+                    few_bits() if i % 2 else rng.integers(0, 1 << 52, n, np.uint64),
+                )
                 for i in range(operands)
             ]
         elif block == 9:  # cancellation: the last operand is minus the first, give or take some places
@@ -134,10 +145,36 @@ def floats(fmt, count, operands, rng):
                 length = np.floor(np.log2(value.astype(np.float64))).astype(np.int64)
                 fraction = (value << (52 - length).astype(np.uint64)) & np.uint64((1 << 52) - 1)
                 arrays.append(_compose(fmt, sign(), length - rng.integers(0, 3, n), fraction))
+        elif block == 12 and operands == 3:
+            # The product is half a unit of the addend's last place, give or take very little: rounding in two steps
+            # falls for it. The addend may be subnormal.
+            exponent = rng.integers(-bias - f.p, 40, n)
+            last = np.maximum(exponent, 1 - bias) - f.p  # exponent of half the last place
+            split = np.clip(rng.integers(-20, 21, n), last - bias, last + bias - 1)
+            near_one = [
+                np.where(rng.integers(0, 3, n) == 0, np.uint64(0), _one_bit(n, f.p, rng)) for _ in range(2)
+            ]
+            below = rng.integers(0, 2, n).astype(
+                bool
+            )  # 2 - ulp at half the exponent instead of 1 + something
+            near_one[1] = np.where(below, ~near_one[1] & np.uint64((1 << 52) - 1), near_one[1])
+            arrays = [
+                _compose(fmt, sign(), split, near_one[0]),
+                _compose(fmt, sign(), last - split - below, near_one[1]),
+                _compose(fmt, sign(), exponent, rng.integers(0, 1 << 52, n, np.uint64)),
+            ]
+            small = exponent < 1 - bias
+            fraction = rng.integers(0, 1 << (f.p - 1), n, np.uint64)
+            arrays[2] = np.where(small, (arrays[2] & np.uint64(f.sign)) | fraction, arrays[2])
         else:  # the limits of integer types and of narrower formats, and midpoints between narrower values
             arrays = [_edges(fmt, n, rng) for _ in range(operands)]
         put(block, arrays)
     return out
+
+
+def _one_bit(n, p, rng):
+    """Fractions (of 52 bits) with one bit set, among the first p - 1."""
+    return np.uint64(1) << (52 - rng.integers(1, p, n)).astype(np.uint64)
 
 
 def _edges(fmt, n, rng):

@@ -239,7 +239,9 @@ def pack(x, fmt, mode="rn", satfinite=False, random=None, random_bits=0):
     if f.inf is None or satfinite:
         code = np.where(over | x.inf, U(f.top), code)
     else:
-        stays = {"rz": np.ones(over.shape, bool), "rm": ~x.sign, "rp": x.sign}.get(mode, np.zeros(over.shape, bool))
+        stays = {"rz": np.ones(over.shape, bool), "rm": ~x.sign, "rp": x.sign}.get(
+            mode, np.zeros(over.shape, bool)
+        )
         code = np.where(finite_over, np.where(stays, U(f.top), U(f.inf)), code)
         code = np.where(x.inf, U(f.inf), code)
     code = code | (x.sign.astype(U) * U(f.sign))

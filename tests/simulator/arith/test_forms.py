@@ -87,7 +87,16 @@ def check_exact(form):
         cases = [(form.semantics, None)]
         if form.specialise is not None:
             rng = np.random.default_rng(3)
-            constants = [0x5410, 0x7632, 0x3210, 0x0123, 0x4321, 0xFFFF, 0x8888, *rng.integers(0, 1 << 16, 60).tolist()]
+            constants = [
+                0x5410,
+                0x7632,
+                0x3210,
+                0x0123,
+                0x4321,
+                0xFFFF,
+                0x8888,
+                *rng.integers(0, 1 << 16, 60).tolist(),
+            ]
             cases += [(form.specialise(constant), constant) for constant in constants]
     for semantics, immediate in cases:
         operands = operands_of(form, semantics)

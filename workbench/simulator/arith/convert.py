@@ -62,19 +62,18 @@ def float_to_int(x: Array, to: str, mode: str) -> Array:
     """
     rounded = INTEGER_ROUNDING[mode](x)
     limits = np.iinfo(to)
+    # Both bounds as Python numbers: exact, and false for NaN.
+    if float(rounded.min()) >= limits.min and float(rounded.max()) <= limits.max:
+        return rounded.astype(to)
     nan = np.isnan(x)
+    high = float(limits.max)  # 64 bits: rounds up to the power of two
     if limits.bits < 64:
         wide = rounded.astype(np.float64)
-        inside = np.fmin(
-            np.fmax(wide, float(limits.min)), float(limits.max)
-        )  # NaN gives limits.min, replaced below
+        inside = np.fmin(np.fmax(wide, float(limits.min)), high)  # NaN gives limits.min, replaced below
         result = inside.astype(np.int64).astype(to)
     else:
-        low, high = float(limits.min), float(limits.max) + 1.0 if limits.min else 2.0**64
-        # float(limits.max) already rounds up to the power of two for 64 bits.
-        high = 2.0**63 if limits.min else 2.0**64
-        fits = (rounded >= low) & (rounded < high)
-        result = np.where(fits, rounded, 0).astype(to)
+        low = float(limits.min)
+        result = np.where((rounded >= low) & (rounded < high), rounded, 0).astype(to)
         result = np.where(rounded >= high, result.dtype.type(limits.max), result)
         result = np.where(rounded < low, result.dtype.type(limits.min), result)
     if nan.any():
@@ -123,13 +122,25 @@ def f32_to_half(x: Array, kind: str, mode: str, *, satfinite: bool = False) -> A
 
 
 def f32_to_tf32(x: Array, mode: str, *, satfinite: bool = False, relu: bool = False) -> Array:
-    """Round float32 to TF32, as uint32 bits of a float32 whose 13 low bits are zero; NaN gives 0x7fffffff."""
-    code = narrow(x.astype(np.float64), TF32, mode, satfinite=satfinite)
+    """Round float32 to TF32, as uint32 bits of a float32 whose 13 low bits are zero; NaN gives 0x7fffffff.
+
+    TF32 has float32's exponents, so the bits themselves can be rounded; a carry runs into the exponent, up to infinity.
+    """
+    bits = x.view(np.uint32)
+    kept = ~np.uint32(0x1FFF)
+    if mode == "rn":
+        rounded = (bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))) & kept
+    elif mode == "rna":
+        rounded = (bits + np.uint32(0x1000)) & kept
+    else:
+        rounded = bits & kept
+    if satfinite:
+        infinite = (rounded & np.uint32(0x7FFFFFFF)) == np.uint32(0x7F800000)
+        rounded = np.where(infinite, rounded - np.uint32(0x2000), rounded)
     if relu:
-        nan = np.isnan(x)
-        code = np.where(((code & np.uint32(TF32.sign)) != 0) & ~nan, np.uint32(0), code)
-    bits = code << np.uint32(13)
-    return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), bits)
+        rounded = np.where((bits >> np.uint32(31)) != 0, np.uint32(0), rounded)
+    nan = np.isnan(x)
+    return np.where(nan, np.uint32(0x7FFFFFFF), rounded) if nan.any() else rounded
 
 
 def f32_stochastic(x: Array, random: Array, kind: str, *, satfinite: bool = False) -> Array:

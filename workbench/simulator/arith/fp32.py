@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.simulator.arith.rounding import F32_MIN_NORMAL, f64_to_f32, odd_sum
+from workbench.simulator.arith.rounding import F32_MIN_NORMAL, f64_to_f32, odd_sum, pick
 from workbench.simulator.arith.semantics import Array
 
 _LOW29 = np.uint64(0x1FFFFFFF)
@@ -72,10 +72,9 @@ def fma_rn(a: Array, b: Array, c: Array) -> Array:
     if small.any():
         doubtful |= small & (total != 0)  # an exact zero, common in real data, is not doubtful
     if doubtful.any():
-        index = np.nonzero(doubtful)
-        x, y, z = (np.broadcast_to(v, doubtful.shape)[index] for v in (a, b, c))
+        index, (x, y, z) = pick(doubtful, a, b, c)
         again = odd_sum(np.multiply(x, y, dtype=np.float64), z.astype(np.float64))
-        result[index] = again.astype(np.float32)
+        result.flat[index] = again.astype(np.float32)
     return result
 
 

@@ -10,6 +10,7 @@ from math import frexp, isqrt
 
 import numpy as np
 
+from workbench.simulator.arith.rounding import pick
 from workbench.simulator.arith.semantics import Array
 
 _SPLIT = np.float64(2.0**27 + 1)
@@ -100,16 +101,18 @@ def _patch(
     nearest: Array, error: Array, lanes: Array, exact: object, *operands: Array
 ) -> tuple[Array, Array]:
     """Redo `lanes` one by one with integers; `exact(*floats)` gives numerator and exponent."""
-    nearest, error = nearest.copy(), error.copy()
-    index = np.nonzero(lanes)
-    columns = [np.broadcast_to(v, lanes.shape)[index].tolist() for v in operands]
-    results = [_nearest(*exact(*row)) for row in zip(*columns, strict=True)]  # type: ignore[operator]
+    nearest, error = (
+        np.array(np.broadcast_to(nearest, lanes.shape)),
+        np.array(np.broadcast_to(error, lanes.shape)),
+    )
+    index, columns = pick(lanes, *operands)
+    results = [_nearest(*exact(*row)) for row in zip(*(c.tolist() for c in columns), strict=True)]  # type: ignore[operator]
     if results:
         values, signs = zip(*results, strict=True)
-        kept_sign = nearest[index]
+        kept_sign = nearest.flat[index]
         new = np.array(values)
-        nearest[index] = np.where(new == 0, np.copysign(new, kept_sign), new)
-        error[index] = np.array(signs, np.float64)
+        nearest.flat[index] = np.where(new == 0, np.copysign(new, kept_sign), new)
+        error.flat[index] = np.array(signs, np.float64)
     return nearest, error
 
 

@@ -61,6 +61,16 @@ def flush_f32(x: Array) -> Array:
     return np.multiply(x, np.abs(x) >= F32_MIN_NORMAL, dtype=np.float32)
 
 
+def pick(mask: Array, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Return the flat indices (C order) where `mask` holds and the elements there of arrays that broadcast to it.
+
+    A flat index is found ten times faster than an index a dimension; write back through `result.flat[index]`, which is
+    right for any memory order.
+    """
+    index = np.flatnonzero(mask)
+    return index, tuple(np.broadcast_to(a, mask.shape).reshape(-1)[index] for a in arrays)
+
+
 def odd_sum(x: Array, y: Array) -> Array:
     """Return float64 `x + y` rounded to odd.
 
