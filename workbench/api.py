@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.ops.model import Op
     from workbench.report.documents import ExportDocument, OpDocument
     from workbench.templates import Template
+    from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
     from workbench.verify.verify import Verification
 
@@ -121,10 +122,13 @@ def simulate(
         seed: of inputs and scheduler.
         workspace: holds the op's verifier.
     """
+    from workbench.compile import ArtifactCache
     from workbench.verify.verify import Level, verify_artifact
 
     check_level(level)
-    return verify_artifact(artifact, load_op(artifact.op, workspace), level=Level(level), seed=seed)
+    where = _found(workspace)
+    cache = ArtifactCache(where.cache)
+    return verify_artifact(artifact, load_op(artifact.op, where), level=Level(level), seed=seed, cache=cache)
 
 
 def check_level(level: str) -> None:
@@ -157,6 +161,50 @@ def roofline(
     return cost.roofline(
         contract, contract.workload(workload or contract.workloads[0].name), cost.load_machine(machine)
     )
+
+
+def audit(
+    file: str | Path | Artifact,
+    contract: Path | None = None,
+    *,
+    workload: str | None = None,
+    knobs: Mapping[str, Value] | None = None,
+    arch: str | None = None,
+    workspace: Workspace | None = None,
+) -> AuditDocument:
+    """Check the memory ordering of compiled code, statically, on the PTX and on the SASS.
+
+    Args:
+        file: a PTX file or cubin; a template or candidate file, `FILE.py` or `FILE.py:NAME` for the launches
+            of one kernel; an exported kernel's folder; or an artifact.
+        contract: launch and buffers of a bare PTX file or cubin. Without it only what holds for any launch
+            passes.
+        workload: of a template file; by default its op's first.
+        knobs: of a template file; those left out keep their defaults.
+        arch: of a template file; by default sm_103a.
+        workspace: holds the op of a template file.
+
+    Raises:
+        ContentError: if a file cannot be read or used.
+        UnknownNameError: for an unknown workload, knob, arch or kernel.
+        CompileError: if a template file does not compile.
+    """
+    from workbench.artifact import Artifact
+    from workbench.verify.ordering import audit_file
+    from workbench.verify.ordering.launches import audit_launches
+
+    if isinstance(file, Artifact):
+        return audit_launches(file, f"{file.op}/{file.template}")
+    path, name = _split(str(file))
+    if path.suffix != ".py" and not path.is_dir():
+        if workload or knobs or arch:
+            raise WorkbenchError(f"{path} is compiled already; leave workload, knobs and arch out")
+        return audit_file(path, contract)
+    if contract is not None:
+        raise WorkbenchError(f"{path} says itself how it is launched; leave the contract out")
+    artifact = kernel(path, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
+    document = audit_launches(artifact, str(path))
+    return document if name is None else _only(document, name)
 
 
 def propose(
@@ -287,6 +335,24 @@ def export(
         files=("manifest.json", *manifest.files),
         waived=tuple(c.name for c in manifest.checks if c.waived),
     )
+
+
+def _split(file: str) -> tuple[Path, str | None]:
+    """`FILE.py:NAME` as path and name."""
+    head, colon, name = file.rpartition(":")
+    return (Path(head), name) if colon and head.endswith(".py") else (Path(file), None)
+
+
+def _only(document: AuditDocument, name: str) -> AuditDocument:
+    from workbench.report.tables import kernel_name
+
+    readable = {t.kernel: kernel_name(t.kernel) for t in document.targets}
+    chosen = [
+        t for t in document.targets if name in (t.kernel, *readable[t.kernel].split("."), readable[t.kernel])
+    ]
+    if not chosen:
+        raise UnknownNameError("kernel", name, set(readable.values()))
+    return document.model_copy(update={"targets": tuple(chosen)})
 
 
 def _found(workspace: Workspace | None) -> Workspace:

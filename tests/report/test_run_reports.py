@@ -36,7 +36,7 @@ def test_candidates_are_ranked_with_their_distance_from_the_roofline(result: Run
 
 def test_the_winner_is_named_with_premises(result: RunResult) -> None:
     text = printed(result)
-    assert "winner #2 row (threads=128): predicted 4.25 us, 8.50 times the roofline of 0.50 us" in text
+    assert "winner #2 row (threads=128): predicted 4.25 us, 8.50 times the roofline of 0.5 us" in text
     assert "2 verified, 1 refused, 1 failed" in text and "predicted for gb300, not measured" in text
     assert "generated_kernels/rmsnorm/latent_b1-sm_103a/abc" in text
 

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shell import DebugOption, JsonOption, QuietOption, Shell, StrictOption, exit_code
+from workbench.cli.shell import (
+    DebugOption,
+    JsonOption,
+    KnobOption,
+    OptionalArchOption,
+    QuietOption,
+    Shell,
+    StrictOption,
+    WorkloadOption,
+    exit_code,
+    parse_knobs,
+)
 
 
 def command(
@@ -21,6 +32,9 @@ def command(
         Path | None,
         typer.Option("--contract", metavar="C.toml", help="Launch and buffers of a bare PTX file or cubin."),
     ] = None,
+    workload: WorkloadOption = None,
+    knob: KnobOption = None,
+    arch: OptionalArchOption = None,
     strict: StrictOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -34,6 +48,14 @@ def command(
     from workbench.report.tables import print_audit
 
     shell = Shell(json, quiet, debug)
-    document = api.audit(file, contract=contract)
+    bare = file.endswith((".ptx", ".cubin"))
+    document = api.audit(
+        file,
+        contract,
+        workload=workload,
+        knobs=parse_knobs(knob or []),
+        arch=arch,
+        workspace=None if bare else shell.workspace(),
+    )
     shell.show(document, lambda console: print_audit(document, console))
-    raise typer.Exit(exit_code(api.audit_verdict(document), strict))
+    raise typer.Exit(exit_code(document.verdict, strict))

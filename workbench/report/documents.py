@@ -251,9 +251,11 @@ def schemas() -> dict[str, type[BaseModel]]:
     """The published models by name."""
     from workbench.agent.run import RunResult
     from workbench.export.manifest import Manifest
+    from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
 
     return {
+        "audit": AuditDocument,
         "db-export": ExportedRecordsDocument,
         "db-import": ImportedRecordsDocument,
         "db-list": RecordsDocument,

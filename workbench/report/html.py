@@ -8,7 +8,14 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from workbench.report.findings import Listing, by_severity
-from workbench.report.tables import distance, kernel_name, ranked_candidates, settings
+from workbench.report.tables import (
+    distance,
+    kernel_name,
+    microseconds,
+    ranked_candidates,
+    settings,
+    times_roofline,
+)
 from workbench.verify.report import Report, Verdict
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ def run_html(workspace: Workspace, result: RunResult) -> str:
         _paragraph(
             f"Run {chosen.run_id}: agent {chosen.agent}, seed {chosen.seed}, {len(result.candidates)}"
             f" candidates in {result.seconds:.1f} s. Times are predicted for {chosen.machine}, not measured;"
-            f" the roofline is {result.roofline_us:.3f} us."
+            f" the roofline is {microseconds(result.roofline_us)}."
         ),
         _figure(plot_progress(result)),
         _figure(plot_roofline(result, workspace)),
@@ -66,7 +73,7 @@ def _winner(result: RunResult, best: Candidate | None) -> list[str]:
         "<h2>Winner</h2>",
         _paragraph(
             f"#{best.proposal.index} {best.proposal.template} ({settings(best.proposal.knobs)}): predicted"
-            f" {best.predicted_us or 0.0:.3f} us,"
+            f" {microseconds(best.predicted_us)},"
             f" {distance(best.predicted_us, result.roofline_us)} the roofline;"
             f" exported to {result.exported}."
         ),
@@ -105,7 +112,7 @@ def _candidates(result: RunResult) -> str:
                 (settings(c.proposal.knobs), ""),
                 (c.status.value, c.status.value),
                 (f"{us:.3f}" if us is not None else "", "number"),
-                (f"{us / result.roofline_us:.2f}" if us is not None and result.roofline_us else "", "number"),
+                (times_roofline(us, result.roofline_us), "number"),
                 (c.reason, ""),
             ]
         )

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from workbench.cost import Prediction
 from workbench.findings import Finding
 from workbench.report.findings import by_severity
-from workbench.report.tables import distance, kernel_name, ranked_candidates, settings, shorten
+from workbench.report.tables import (
+    distance,
+    kernel_name,
+    microseconds,
+    ranked_candidates,
+    settings,
+    shorten,
+    times_roofline,
+)
 from workbench.verify.report import Report
 
 if TYPE_CHECKING:
@@ -71,14 +79,15 @@ def run_markdown(result: RunResult) -> str:
         f"Op `{chosen.op}` at `{chosen.workload}` for {chosen.arch}; agent {chosen.agent}, seed"
         f" {chosen.seed}, {chosen.rounds} rounds of {chosen.batch}; {len(result.candidates)} candidates in"
         f" {result.seconds:.1f} s.",
-        f"Times are predicted for {chosen.machine}, not measured. Roofline: {result.roofline_us:.3f} us.",
+        f"Times are predicted for {chosen.machine}, not measured."
+        f" Roofline: {microseconds(result.roofline_us)}.",
     ]
     if best is None:
         parts.append("No candidate passed every check; nothing was exported.")
     else:
         parts.append(
             f"Winner: #{best.proposal.index} `{best.proposal.template}`,"
-            f" {_code(settings(best.proposal.knobs))}, predicted {best.predicted_us or 0.0:.3f} us,"
+            f" {_code(settings(best.proposal.knobs))}, predicted {microseconds(best.predicted_us)},"
             f" {distance(best.predicted_us, result.roofline_us)} the roofline;"
             f" exported to `{result.exported}`."
         )
@@ -100,7 +109,7 @@ def candidates_table(result: RunResult) -> str:
                 _code(settings(c.proposal.knobs)),
                 c.status.value,
                 f"{c.predicted_us:.3f}" if c.predicted_us is not None else "",
-                f"{c.predicted_us / result.roofline_us:.2f}" if c.predicted_us and result.roofline_us else "",
+                times_roofline(c.predicted_us, result.roofline_us),
                 shorten(c.reason),
             )
             for c in ranked_candidates(result)

@@ -5,11 +5,12 @@ Each returns a matplotlib `Figure` that belongs to no global state: a notebook s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.ticker
 from matplotlib.figure import Figure
 
+from workbench.report.tables import microseconds
 from workbench.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def plot_progress(result: RunResult) -> Figure:
             transform=axes.get_xaxis_transform(),
             label="refused or failed",
         )
-    label = f"roofline {result.roofline_us:.2f} us"
+    label = f"roofline {microseconds(result.roofline_us)}"
     axes.axhline(result.roofline_us, color=_LIMIT, ls="--", lw=1, label=label)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
@@ -77,10 +78,14 @@ def plot_roofline(result: RunResult, workspace: Workspace | None = None) -> Figu
     ridge = peak / bandwidth
     left, right = min(intensity, ridge) / 8, max(intensity, ridge) * 8
     axes.plot([left, ridge, right], [left * bandwidth, peak, peak], color=_LIMIT, lw=1.5)
-    axes.annotate(f"{bandwidth:g} TB/s", (left * 1.3, left * 1.6 * bandwidth), fontsize=8, color=_LIMIT)
-    axes.annotate(f"{peak:g} TFLOP/s {limit.rate}", (ridge, peak * 1.15), fontsize=8, color=_LIMIT)
+    middle = (left * ridge) ** 0.5
+    beside: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": _LIMIT}
+    axes.annotate(f"{bandwidth:g} TB/s", (middle, middle * bandwidth), (-6, 4), ha="right", **beside)
+    axes.annotate(f"{peak:g} TFLOP/s {limit.rate}", (right, peak), (0, 5), ha="right", **beside)
     ceiling = limit.flops / limit.us / 1e6
-    axes.plot([intensity], [ceiling], "_", color=_LIMIT, ms=16, label=f"limit of the op: {limit.us:.2f} us")
+    axes.plot(
+        [intensity], [ceiling], "_", color=_LIMIT, ms=16, label=f"limit of the op: {microseconds(limit.us)}"
+    )
     timed = _timed(result)
     rates = [limit.flops / us / 1e6 for _, us in timed]
     axes.plot(
@@ -89,9 +94,12 @@ def plot_roofline(result: RunResult, workspace: Workspace | None = None) -> Figu
     best = result.best()
     if best is not None and best.predicted_us is not None:
         rate = limit.flops / best.predicted_us / 1e6
-        axes.plot([intensity], [rate], "*", color=_WINNER, ms=12, label=f"winner: {best.predicted_us:.2f} us")
+        axes.plot(
+            [intensity], [rate], "*", color=_WINNER, ms=12, label=f"winner: {microseconds(best.predicted_us)}"
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_ylim(top=peak * 4)
     axes.set_title(f"{settings.op} {settings.workload} on {machine.name} (predicted)")
     axes.legend(fontsize=8, loc="lower right")
     return figure

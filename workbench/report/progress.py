@@ -19,7 +19,7 @@ from workbench.agent.events import (
     WinnerExported,
 )
 from workbench.agent.run import Candidate, Status
-from workbench.report.tables import settings, shorten
+from workbench.report.tables import microseconds, settings, shorten
 
 
 class RunProgress:
@@ -86,11 +86,13 @@ class RunProgress:
         if us is not None and (self._best is None or us < self._best):
             self._best = us
         outcome = (
-            f"predicted {us:.2f} us" if us is not None else f"{c.status.value}: {shorten(c.reason, 100)}"
+            f"predicted {microseconds(us)}"
+            if us is not None
+            else f"{c.status.value}: {shorten(c.reason, 100)}"
         )
         self._say(f"  #{c.proposal.index} {c.proposal.template} {settings(c.proposal.knobs)}: {outcome}")
         if self._all is not None:
-            best = f"best {self._best:.2f} us (predicted)" if self._best is not None else ""
+            best = f"best {microseconds(self._best)} (predicted)" if self._best is not None else ""
             self._bar.update(self._all, advance=1, best=best)
 
     def _say(self, text: str) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workbench.findings import Finding
 from workbench.report.documents import (
     DoctorDocument,
     ImportedRecordsDocument,
@@ -24,6 +25,7 @@ from workbench.verify.report import Check, Report, Verdict
 
 if TYPE_CHECKING:
     from workbench.agent.run import Candidate, RunResult
+    from workbench.verify.ordering import AuditDocument
 
 VERDICT_STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
 _ENTRY = re.compile(r"kernel_cutlass_(\w+?)_candidate_[0-9a-f]{12}(?:([A-Za-z]\w*?)_object_at)?")
@@ -106,7 +108,7 @@ def print_op(document: OpDocument, console: Console) -> None:
             settings(w.axes),
             size(w.compulsory_bytes),
             quantity(w.flops),
-            f"{w.roofline_us:.3f} us",
+            microseconds(w.roofline_us),
             w.bound,
         )
     console.print(table)
@@ -139,6 +141,24 @@ def print_report(report: Report, console: Console, listing: Listing | None = Non
     console.print(Text.assemble("verdict: ", verdict_text(report.verdict), f"  ({report.seconds:.1f} s)"))
 
 
+def print_audit(document: AuditDocument, console: Console, listing: Listing | None = None) -> None:
+    """Ordering audits, one a kernel."""
+    table = simple_table(
+        "kernel", "arch", "verdict", "accesses", "proved", "unknown", right=("accesses", "proved", "unknown")
+    )
+    for t in document.targets:
+        c = t.coverage
+        row = (str(c.accesses), str(c.proved), str(c.unknown))
+        table.add_row(kernel_name(t.kernel), t.arch, verdict_text(t.verdict), *row)
+    console.print(table)
+    for t in document.targets:
+        if t.findings:
+            console.print(Text(f"{t.target}: {kernel_name(t.kernel)}", style="bold"), soft_wrap=True)
+            findings = [Finding(kernel=t.kernel, **f.model_dump()) for f in t.findings]
+            print_findings(findings, console, listing)
+    console.print(Text.assemble("verdict: ", verdict_text(document.verdict)))
+
+
 def print_run(result: RunResult, console: Console, limit: int = 40) -> None:
     """Candidates of a run, best first, and its winner."""
     console.print(candidate_table(result, limit))
@@ -156,8 +176,8 @@ def print_run(result: RunResult, console: Console, limit: int = 40) -> None:
         Text.assemble(
             ("winner ", "bold green"),
             f"#{best.proposal.index} {best.proposal.template} ({settings(best.proposal.knobs)}): predicted"
-            f" {best.predicted_us or 0.0:.2f} us, {distance(best.predicted_us, result.roofline_us)} the"
-            f" roofline of {result.roofline_us:.2f} us",
+            f" {microseconds(best.predicted_us)}, {distance(best.predicted_us, result.roofline_us)} the"
+            f" roofline of {microseconds(result.roofline_us)}",
         ),
         soft_wrap=True,
     )
@@ -184,10 +204,8 @@ def candidate_table(result: RunResult, limit: int = 40) -> Table:
             c.proposal.template,
             settings(c.proposal.knobs),
             Text(c.status.value, style="green" if c.status.value == "verified" else "bold red"),
-            f"{c.predicted_us:.2f} us" if c.predicted_us is not None else "",
-            f"{c.predicted_us / result.roofline_us:.2f}"
-            if c.predicted_us is not None and result.roofline_us
-            else "",
+            microseconds(c.predicted_us),
+            times_roofline(c.predicted_us, result.roofline_us),
             Text(shorten(c.reason)),
         )
     if len(ranked) > limit:
@@ -215,7 +233,7 @@ def print_runs(document: RunsDocument, console: Console) -> None:
         state = "finished" if r.finished else "interrupted"
         table.add_row(
             r.run_id, r.op, r.workload, r.arch, state, str(r.candidates), str(r.verified),
-            r.winner or "", f"{r.predicted_us:.2f} us" if r.predicted_us is not None else "",
+            r.winner or "", microseconds(r.predicted_us),
         )  # fmt: skip
     console.print(table)
 
@@ -243,7 +261,7 @@ def print_records(document: RecordsDocument, console: Console) -> None:
             outcome = r.failure or r.verdict or ""
             table.add_row(
                 r.op, r.workload, r.template, settings(r.knobs), r.arch, r.device, r.objective,
-                f"{r.value_us:.2f} us" if r.value_us is not None else "", Text(outcome),
+                microseconds(r.value_us), Text(outcome),
             )  # fmt: skip
         console.print(table)
         console.print(
@@ -301,13 +319,25 @@ def kernel_name(entry: str) -> str:
     return entry if match is None else ".".join(part for part in (match[2], match[1]) if part)
 
 
+def microseconds(us: float | None) -> str:
+    """A time with two decimals, or two digits where it is below a microsecond; empty if there is none."""
+    if us is None:
+        return ""
+    return f"{us:.2f} us" if us >= 1 else f"{us:.2g} us"
+
+
+def times_roofline(us: float | None, roofline_us: float) -> str:
+    """How many times the roofline a time is; empty if there is no time."""
+    if us is None or roofline_us <= 0:
+        return ""
+    ratio = us / roofline_us
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+
+
 def distance(us: float | None, roofline_us: float) -> str:
     """How far a time is from the roofline, in words."""
-    return (
-        f"{us / roofline_us:.2f} times"
-        if us is not None and roofline_us > 0
-        else "at an unknown distance from"
-    )
+    ratio = times_roofline(us, roofline_us)
+    return f"{ratio} times" if ratio else "at an unknown distance from"
 
 
 def shorten(text: str, limit: int = 160) -> str:

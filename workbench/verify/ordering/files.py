@@ -101,7 +101,7 @@ def audit_file(path: Path, contract_path: Path | None = None) -> AuditDocument:
             raise
         except WorkbenchError as e:
             raise ContentError(contract_path or path, str(e)) from e
-        targets.append(_target(str(path), name, arch, audit))
+        targets.append(target_of(str(path), name, arch, audit))
     return AuditDocument(targets=tuple(targets))
 
 
@@ -110,7 +110,7 @@ def document_of(check: Check, target: str, kernel: str, arch: str) -> AuditDocum
     accesses = int(check.measures.get("accesses", 0))
     unknown = int(check.measures.get("undecided", 0))
     audit = KernelAudit(kernel, check.verdict, check.findings, accesses, unknown)
-    return AuditDocument(targets=(_target(target, kernel, arch, audit),))
+    return AuditDocument(targets=(target_of(target, kernel, arch, audit),))
 
 
 def _kernel(
@@ -196,7 +196,8 @@ def _bytes(path: Path) -> bytes:
         raise ContentError(path, f"cannot be read: {e.strerror}") from e
 
 
-def _target(path: str, name: str, arch: str, audit: KernelAudit) -> AuditTarget:
+def target_of(path: str, name: str, arch: str, audit: KernelAudit) -> AuditTarget:
+    """The audit of one kernel as a target of a document."""
     return AuditTarget(
         target=path,
         kernel=name,

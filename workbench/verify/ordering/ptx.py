@@ -37,11 +37,17 @@ def ptx_program(module: Module, kernel: Kernel, threads: Threads, parameters: Pa
     translator = _Translator(graph, values)
     edges: dict[tuple[int, int], Lanes] = {}
     leaving: dict[int, Lanes] = {}
+    events: list[tuple[Event, ...]] = []
     for block in graph.blocks:
-        _block_edges(graph, values, block.index, edges, leaving)
+        found: list[Event] = []
+        for at in values.walk(block.index):
+            found += translator.events(at, graph.instructions[at])
+            if at == block.end - 1:
+                _block_edges(graph, values, block.index, edges, leaving)
+        events.append(tuple(found))
     return Program(
         threads=threads,
-        events=tuple(tuple(translator.block(b.index)) for b in graph.blocks),
+        events=tuple(events),
         successors=graph.successors,
         leaves=graph.leaves,
         places=tuple(Place(ptx_line=i.line, loc=i.loc, text=i.text) for i in graph.instructions),
@@ -89,13 +95,8 @@ class _Translator:
     def __init__(self, graph: ControlFlowGraph[Instruction], values: PtxValues) -> None:
         self.graph, self.values = graph, values
 
-    def block(self, b: int) -> list[Event]:
-        block = self.graph.blocks[b]
-        return [
-            e for at in range(block.start, block.end) for e in self._events(at, self.graph.instructions[at])
-        ]
-
-    def _events(self, at: int, i: Instruction) -> list[Event]:
+    def events(self, at: int, i: Instruction) -> list[Event]:
+        """Events of one instruction; the values must stand before it."""
         found = self._kind(i)
         if found is None:
             return []

@@ -229,6 +229,7 @@ def _barrier_grant(
     phase = int(my_phase[0]) if (my_phase == my_phase[0]).all() and my_phase[0] >= 0 else None
     lowest = np.full(program.threads.count, UNREACHED, dtype=np.uint8)
     highest = NONE
+    fences = bool(program.all_events(Kind.RELEASE))
     for site in named:
         here = active(site, levels[site.index])
         if phase is not None:
@@ -238,8 +239,10 @@ def _barrier_grant(
             here = here & ~mine
         if not here.any():
             continue
+        if site.count == RELAXED and cluster and not fences:
+            continue
         highest = max(highest, int(levels[site.index][here].max()))
-        if site.guarded or (cluster and site.count == RELAXED):
+        if site.guarded or (site.count == RELAXED and cluster):  # a fence may stand in for the release
             continue
         lowest = np.where(here, np.minimum(lowest, levels[site.index]), lowest)
     takes_part = lowest != UNREACHED

@@ -1,0 +1,35 @@
+"""The audit of an artifact as a document: one target a launch."""
+
+from __future__ import annotations
+
+from workbench.artifact import Artifact
+from workbench.errors import MissingToolError
+from workbench.isa.cubin import read_cubin
+from workbench.isa.ptx import parse
+from workbench.isa.sass import SassModule, disassemble, parse_sass
+from workbench.verify.ordering.audit import artifact_launches, audit_chain, kernel_forms
+from workbench.verify.ordering.files import AuditDocument, target_of
+
+
+def audit_launches(artifact: Artifact, target: str) -> AuditDocument:
+    """Audit every launch of an artifact with its neighbours in the stream.
+
+    Args:
+        artifact: the compiled kernels with their launches and buffers.
+        target: what the document calls the file, for instance its path as it was given.
+
+    Raises:
+        WorkbenchError: if the PTX or the cubin cannot be read.
+    """
+    module = parse(artifact.ptx)
+    sass: SassModule | None = None
+    missing: str | None = None
+    try:
+        sass = parse_sass(disassemble(artifact.cubin))
+    except MissingToolError as e:
+        missing = str(e)
+    cubin = read_cubin(artifact.cubin)
+    launches = artifact_launches(artifact)
+    forms = [kernel_forms(module, sass, cubin, launch.kernel, missing) for launch in launches]
+    audits = audit_chain(forms, launches)
+    return AuditDocument(targets=tuple(target_of(target, a.kernel, artifact.arch, a) for a in audits))
