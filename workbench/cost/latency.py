@@ -283,7 +283,8 @@ def _traffic(artifact: Artifact, launch: Launch, counters: Counters, sms: int) -
     hbm = max(0, counters.unique_load_bytes - warm)
     # Buffers that fit in L1 are fetched once an SM, however often its warps read them; other rereads
     # come through L2 each time.
-    kept = sum(b.nbytes for b in artifact.buffers if b.name in bound and b.nbytes <= L1_BYTES)
+    read = [b for b in artifact.buffers if b.name in bound and b.role is not Role.OUTPUT]
+    kept = sum(b.nbytes for b in read if b.nbytes <= L1_BYTES)
     again = max(0, counters.global_load_sectors * 32 - counters.unique_load_bytes)
     from_l1 = min(again, counters.warps * kept)
     loads = counters.unique_load_bytes + again - from_l1 + min(from_l1, kept * sms)
