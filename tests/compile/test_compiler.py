@@ -215,6 +215,26 @@ def test_assembler_errors_are_the_compilers(server: CompileServer) -> None:
     assert caught.value.kind == "compiler" and "Not a name" in caught.value.message
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("narrow", ["Float8E4M3FN", "Float8E8M0FNU", "Float4E2M1FN"])
+def test_narrow_conversions_compile_or_fail_typed(server: CompileServer, arch: str, narrow: str) -> None:
+    lines = (
+        "    r = cute.make_rmem_tensor(cute.make_layout(8), cute.Float32)\n"
+        "    for i in range(8):\n        r[i] = x[0, tid + i]\n"
+        f"    y[tid] = r.load().to(cutlass.{narrow}).to(cutlass.Float32)[0]\n"
+    )
+    source = copy(head="import cutlass\n").replace("    y[tid] = x[0, tid] * 1.0\n", lines)
+    try:
+        ptx = compiled(source, server, arch=arch).ptx
+    except CompileError as e:
+        # libNVVM and ptxas refuse what the target lacks; none of it is the candidate's own fault.
+        assert arch == "sm_90a" and narrow != "Float8E4M3FN" and e.kind == "compiler", (e, e.detail)
+        assert "\n" not in str(e) and e.detail
+    else:
+        kind = {"Float8E4M3FN": "e4m3x2", "Float8E8M0FNU": "ue8m0x2", "Float4E2M1FN": "e2m1x2"}[narrow]
+        assert kind in ptx
+
+
 def test_launch_with_cluster_and_cooperative(server: CompileServer) -> None:
     (launch,) = compiled(
         copy(grid="[4, 2, 1]", more=", cluster=[2, 2, 1], cooperative=True"), server

@@ -103,7 +103,7 @@ def dsl_flavour(packages: Iterable[str]) -> str:
     """Major CUDA version of the libraries that the DSL will choose, such as `13`.
 
     The DSL takes the newest that the CUDA driver supports, or the newest of all where there is no driver. PTX
-    differs between them, so the choice must be known before an artifact is looked up; it is checked afterwards.
+    differs between them: the choice must be known before an artifact is looked up, and is checked afterwards.
 
     Raises:
         MissingToolError: if none of the installed ones will do.

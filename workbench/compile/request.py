@@ -57,7 +57,7 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
-    seconds: float = 30.0
+    seconds: float = 60.0
     """Wall-clock time of the child, and of ptxas."""
     memory_bytes: int = 3 << 30
     """Address space the child may add to what the compiler has mapped already."""
