@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
@@ -52,9 +55,10 @@ _ROUNDS = 40
 
 
 class PtxValues:
-    """Abstract values of all registers of a kernel, over all the places they are written.
+    """Abstract values of a kernel's registers.
 
-    Registers written in several places hold the join; loops are iterated to a fixpoint.
+    A register that one instruction writes has one value. One that several write (joins of loops and branches,
+    and hand-written code) has a value for each point: `walk` a block to ask about it.
     """
 
     def __init__(
@@ -66,34 +70,79 @@ class PtxValues:
         parameters: ParameterBlock,
     ) -> None:
         self.kernel, self.threads, self.parameters = kernel, threads, parameters
+        self._graph = graph
         self._params = {p.name: p for p in kernel.params}
         self.spaces = {v.name: v.space for v in (*module.variables, *kernel.variables)}
         self._symbols = {name: _SYMBOL_BASE + n * _SYMBOL_STEP for n, name in enumerate(sorted(self.spaces))}
-        self.environment: dict[str, Value] = {}
-        self._solve(graph)
+        self._single: dict[str, Value] = {}
+        self._here: dict[str, Value] = {}
+        self._entry: dict[int, dict[str, Value]] = {0: {}}
+        writers = Counter(r.name for i in graph.instructions for r in writes(i))
+        self._shared = frozenset(name for name, n in writers.items() if n > 1)
+        self._solve()
 
-    def _solve(self, graph: ControlFlowGraph[Instruction]) -> None:
-        code = [
-            graph.instructions[at]
-            for b in graph.reverse_postorder
-            for at in range(graph.blocks[b].start, graph.blocks[b].end)
-        ]
-        code = [i for i in code if writes(i)]
+    def _solve(self) -> None:
         for _ in range(_ROUNDS):
             changed = False
-            for i in code:
-                for reg, value in self._results(i):
-                    old = self.environment.get(reg.name)
-                    new = join(old, value)
-                    if old is None or not old.same(new):
-                        self.environment[reg.name] = new
-                        changed = True
+            for b in self._graph.reverse_postorder:
+                for at in self.walk(b):
+                    changed |= self._keep(self._graph.instructions[at])
+                for s in self._graph.successors[b]:
+                    changed |= self._merge(s)
             if not changed:
                 return
-        for i in code:  # no fixpoint in sight: nothing is known of what was written
-            for reg in writes(i):
-                old = self.environment.get(reg.name, UNKNOWN)
-                self.environment[reg.name] = Value(None, old.roots)
+        self._single = {name: Value(None, v.roots) for name, v in self._single.items()}
+        for state in self._entry.values():  # no fixpoint in sight: only the roots are believed
+            state.update({name: Value(None, v.roots) for name, v in state.items()})
+
+    def walk(self, block: int) -> Iterator[int]:
+        """Instruction indices of a block; meanwhile `operand` answers for the point before the instruction."""
+        self._here = dict(self._entry.get(block, {}))
+        for at in range(self._graph.blocks[block].start, self._graph.blocks[block].end):
+            yield at
+            i = self._graph.instructions[at]
+            for reg, value in self._results(i) if any(r.name in self._shared for r in writes(i)) else ():
+                if reg.name in self._shared:
+                    self._here[reg.name] = self._guarded(i, reg.name, value)
+
+    def _guarded(self, i: Instruction, name: str, value: Value) -> Value:
+        if i.predicate is None:
+            return value
+        old = self._here.get(name, UNKNOWN)
+        guard = self.operand(i.predicate).known
+        known = None
+        if guard is not None and value.known is not None and old.known is not None:
+            known = np.where((guard != 0) != i.negated, value.known, old.known)
+        return Value(known, value.roots | old.roots)
+
+    def _keep(self, i: Instruction) -> bool:
+        """Remember what an instruction gives to registers that nothing else writes."""
+        changed = False
+        if not any(r.name not in self._shared for r in writes(i)):
+            return False
+        for reg, value in self._results(i):
+            if reg.name in self._shared:
+                continue
+            old = self._single.get(reg.name)
+            new = join(old, value)
+            if old is None or not old.same(new):
+                self._single[reg.name] = new
+                changed = True
+        return changed
+
+    def _merge(self, block: int) -> bool:
+        old = self._entry.get(block)
+        if old is None:
+            self._entry[block] = dict(self._here)
+            return True
+        changed = False
+        for name in old.keys() | self._here.keys():
+            mine = old.get(name)
+            value = join(mine if mine is not None else UNKNOWN, self._here.get(name, UNKNOWN))
+            if mine is None or not mine.same(value):
+                old[name] = value
+                changed = True
+        return changed
 
     # -- operands --------------------------------------------------------------------------------
 
@@ -101,7 +150,8 @@ class PtxValues:
         """Value of a source operand; an address gives the value of its sum."""
         match operand:
             case Reg(name):
-                return self.environment.get(name, UNKNOWN)
+                known_here = self._here if name in self._shared else self._single
+                return known_here.get(name, UNKNOWN)
             case Imm(value, _):
                 return Value(self.threads.full(value))
             case Special(name):
