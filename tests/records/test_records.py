@@ -287,6 +287,25 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
         RecordStore(tmp_path / "file" / "r.sqlite").add(make_record())
 
 
+def test_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    import sqlalchemy
+
+    store = RecordStore(tmp_path / "r.sqlite")
+    store.add(make_record())
+
+    def full(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+
+    sqlalchemy.event.listen(store._engine, "connect", full)
+    with pytest.raises(WorkbenchError, match=r"cannot write .* full") as e:
+        store.add(*(make_record(1.0, knobs={"t": i}) for i in range(500)))
+    assert "\n" not in str(e.value)
+    sqlalchemy.event.remove(store._engine, "connect", full)
+    assert len(store) == 1
+    store.add(make_record(1.0, knobs={"t": 1}))
+    assert len(store) == 2
+
+
 def _write(path: Path, writer: int, count: int) -> None:
     store = RecordStore(path)
     for i in range(count):

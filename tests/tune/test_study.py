@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tuning_landscapes import KNOBS, SPACE, identity, points, time_us
@@ -212,6 +213,33 @@ def test_bad_storage_is_left_untouched(tmp_path: Path) -> None:
         with pytest.raises(WorkbenchError, match=message) as e:
             make_study(storage=path)
         assert "\n" not in str(e.value) and path.read_bytes() == content, name
+
+
+def test_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    """A database that may not grow stands for a full disk; once there is room the study goes on."""
+    import sqlalchemy
+
+    path = tmp_path / "s.sqlite"
+    study = make_study("random", storage=path)
+    drive(study, 3)
+    engine = study._storage.engine  # type: ignore[attr-defined]
+
+    def full(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+
+    sqlalchemy.event.listen(engine, "connect", full)
+    engine.dispose()
+    with pytest.raises(WorkbenchError, match="full") as e:
+        drive(study, 400)
+    assert "\n" not in str(e.value)
+    sqlalchemy.event.remove(engine, "connect", full)
+    engine.dispose()
+    again = make_study("random", storage=path)
+    before = again.evaluated
+    assert before >= 3
+    again.reclaim()
+    drive(again, before + 2)
+    assert again.evaluated == before + 2
 
 
 def test_study_of_a_newer_workbench_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,7 +255,11 @@ class _Transaction:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            self._connection.exec_driver_sql("COMMIT" if kind is None else "ROLLBACK")
+            if kind is None:
+                self._connection.exec_driver_sql("COMMIT")
+            else:
+                with suppress(DBAPIError):  # SQLite has rolled back by itself where the disk is full
+                    self._connection.exec_driver_sql("ROLLBACK")
         except DBAPIError as e:
             raise self._error(e) from e
         finally:

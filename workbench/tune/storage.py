@@ -7,7 +7,8 @@ know.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,22 @@ def open_storage(location: str | Path | None) -> optuna.storages.BaseStorage:
     except (SQLAlchemyError, RuntimeError, ImportError, OSError) as e:
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise WorkbenchError(f"cannot open the {_KIND} {location}: {reason}") from e
+
+
+@contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Turn errors of the database (full disk, lost connection, locked file) into one line about `what`."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as e:
+        cause = e.__cause__ if isinstance(e, StorageInternalError) and e.__cause__ is not None else e
+        reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
+        raise WorkbenchError(
+            f"cannot write or read {what}: {reason}; free space or check the database, then resume"
+        ) from e
 
 
 def _check_file(path: Path) -> None:

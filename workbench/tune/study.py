@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +28,7 @@ from workbench.expressions import Value
 from workbench.templates import Space, Template
 from workbench.tune.points import Points
 from workbench.tune.samplers import Observation, Sampler
-from workbench.tune.storage import open_storage
+from workbench.tune.storage import open_storage, storage_errors
 
 if TYPE_CHECKING:
     import optuna
@@ -203,16 +204,14 @@ class Study:
         Raises:
             WorkbenchError: if the trial has already been told, or the time is not positive and finite.
         """
-        if (value_us is None) == (failure is None):
-            raise WorkbenchError("tell a trial either a time or a failure")
-        if value_us is not None and not (math.isfinite(value_us) and value_us > 0):
-            raise WorkbenchError(f"trial {trial.number}: {value_us} us is not a positive finite time")
+        _check_outcome(value_us, failure)
         if self._read()[trial.number].state is not State.RUNNING:
             raise WorkbenchError(f"trial {trial.number} of {self.name} has already been told")
         if failure is not None:
             self._fail(trial.number, failure)
         else:
-            self._study.tell(trial.number, value_us)
+            with self._errors():
+                self._study.tell(trial.number, value_us)
         return self._read()[trial.number]
 
     def add(
@@ -224,19 +223,20 @@ class Study:
         """
         import optuna
 
+        _check_outcome(value_us, failure)
         row = self.points.row(knobs)
         if row is None or row in {self._row(t) for t in self._seen(self.trials)}:
             return False
         failed = failure is not None
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE,
-                value=None if failed else value_us,
-                params=dict(knobs),
-                distributions=self._distributions,
-                user_attrs={"failure": failure} if failed else {},
-            )
+        known = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE,
+            value=value_us,
+            params=dict(knobs),
+            distributions=self._distributions,
+            user_attrs={"failure": failure} if failed else {},
         )
+        with self._errors():
+            self._study.add_trial(known)
         return True
 
     def reclaim(self, older_than_s: float = 0.0) -> int:
@@ -285,8 +285,9 @@ class Study:
             params=dict(self.points.knobs(row)),
             distributions=self._distributions,
         )
-        trial_id = self._storage.create_new_trial(self._id, template_trial=claim)
-        return self._storage.get_trial_number_from_id(trial_id)
+        with self._errors():
+            trial_id = self._storage.create_new_trial(self._id, template_trial=claim)
+            return self._storage.get_trial_number_from_id(trial_id)
 
     def _was_taken(self, number: int, row: int) -> bool:
         earlier = [t for t in self.trials if t.number < number]
@@ -295,7 +296,9 @@ class Study:
     def _read(self) -> list[Trial]:
         """All trials by number; finished ones never change and are converted once."""
         trials = []
-        for t in self._study.get_trials(deepcopy=False):
+        with self._errors():
+            stored = self._study.get_trials(deepcopy=False)
+        for t in stored:
             known = self._finished.get(t.number) or _trial(t)
             if known.state is not State.RUNNING:
                 self._finished[t.number] = known
@@ -313,9 +316,20 @@ class Study:
     def _fail(self, number: int, kind: str) -> None:
         import optuna
 
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
-        self._storage.set_trial_user_attr(trial_id, "failure", kind)
-        self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+        with self._errors():
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+            self._storage.set_trial_user_attr(trial_id, "failure", kind)
+            self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return storage_errors(f"the study {self.name}")
+
+
+def _check_outcome(value_us: float | None, failure: str | None) -> None:
+    if (value_us is None) == (failure is None):
+        raise WorkbenchError("a trial's outcome is either a time or a failure")
+    if value_us is not None and not (math.isfinite(value_us) and value_us > 0):
+        raise WorkbenchError(f"{value_us} us is not a positive finite time")
 
 
 def _trial(t: optuna.trial.FrozenTrial) -> Trial:
