@@ -58,7 +58,8 @@ def integers(flags, to, source, code):
 
 
 def to_integral(x, mode):
-    """Round a decoded value to an integer: (sign, magnitude as uint64 below 2**62 or a flag that it is larger)."""
+    """Round a decoded value to an integer: (sign, magnitude as uint64 below 2**62 or a flag that it is
+    larger)."""
     length = soft.bit_length(x.m)
     large = length + x.e > 62
     shift = np.clip(-x.e, 0, 63)

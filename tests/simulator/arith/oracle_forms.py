@@ -9,7 +9,7 @@ import numpy as np
 import oracle_integer
 import oracle_softfloat as soft
 from oracle_operands import PACKED, width
-from oracle_softfloat import FMT, U
+from oracle_softfloat import FMT
 
 MODES = ("rn", "rz", "rm", "rp", "rna", "rs", "rni", "rzi", "rmi", "rpi")
 TYPE = re.compile(r"(b|s|u|f|bf|tf)\d+(x\d)?|pred|ue8m0x2|e\dm\dx\d")

@@ -157,7 +157,8 @@ def lop3(a, b, c, table):
 
 
 def lane_function(opcode, flags, types):
-    """Return a function of Python integers (already extended by the sign of their type) that gives the result(s)."""
+    """Return a function of Python integers (already extended by the sign of their type) that gives the
+    result(s)."""
     t = types[-1]
     w = width(t)
     s = t.startswith("s")

@@ -28,7 +28,8 @@ def width(t):
 
 
 def _compose(fmt, sign, exponent, fraction):
-    """Codes with the given unbiased exponents (clipped to the format's range) and fraction bits (left-aligned in 52)."""
+    """Codes with the given unbiased exponents (clipped to the format's range) and fraction bits (left-aligned
+    in 52)."""
     f = FMT[fmt]
     bias = -(f.low + f.p - 2)
     top = (f.inf >> (f.p - 1)) - 1
@@ -50,7 +51,8 @@ def _specials(fmt):
 
 
 def floats(fmt, count, operands, rng):
-    """Return `operands` arrays of codes (uint64) of a floating-point format, correlated where that matters."""
+    """Return `operands` arrays of codes (uint64) of a floating-point format, correlated where that
+    matters."""
     f = FMT[fmt]
     blocks = 13
     size = count // blocks
@@ -146,8 +148,8 @@ def floats(fmt, count, operands, rng):
                 fraction = (value << (52 - length).astype(np.uint64)) & np.uint64((1 << 52) - 1)
                 arrays.append(_compose(fmt, sign(), length - rng.integers(0, 3, n), fraction))
         elif block == 12 and operands == 3:
-            # The product is half a unit of the addend's last place, give or take very little: rounding in two steps
-            # falls for it. The addend may be subnormal.
+            # The product is half a unit of the addend's last place, give or take very little: rounding in two
+            # steps falls for it. The addend may be subnormal.
             exponent = rng.integers(-bias - f.p, 40, n)
             last = np.maximum(exponent, 1 - bias) - f.p  # exponent of half the last place
             split = np.clip(rng.integers(-20, 21, n), last - bias, last + bias - 1)
@@ -227,8 +229,8 @@ def _base(t):
 def codes(types, seed=0):
     """Return one array of codes (the storage dtype of each type) per operand type, N lanes each.
 
-    Operands of the same floating-point type are drawn together. A single operand of at most 16 bits, and each half of
-    a single pack, takes every code at least once.
+    Operands of the same floating-point type are drawn together. A single operand of at most 16 bits, and each
+    half of a single pack, takes every code at least once.
     """
     rng = np.random.default_rng([seed, *[ord(c) for c in "".join(types)]])
     result = [None] * len(types)

@@ -1,8 +1,9 @@
 """An exact floating-point machine in unsigned integers, to compare the simulator's arithmetic with.
 
 It shares nothing with the code under test: no floating-point instruction is executed here. A finite value is
-(-1)**sign * m * 2**e with m < 2**62 in uint64, the last bit of m being "sticky" (set if anything below was lost), which
-one rounding to at most 53 bits cannot tell from the exact value. Larger intermediates are Python integers.
+(-1)**sign * m * 2**e with m < 2**62 in uint64, the last bit of m being "sticky" (set if anything below was
+lost), which one rounding to at most 53 bits cannot tell from the exact value. Larger intermediates are Python
+integers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ U = np.uint64
 
 @dataclass(frozen=True)
 class Fmt:
-    """Width, significand bits with the hidden one, exponent of the last place of subnormals, special codes."""
+    """Width, significand bits with the hidden one, exponent of the last place of subnormals, special
+    codes."""
 
     width: int
     p: int

@@ -1,4 +1,5 @@
-"""Every instruction form that the registry knows, against an independent oracle on at least 100,000 operands each."""
+"""Every instruction form that the registry knows, against an independent oracle on at least 100,000 operands
+each."""
 
 from __future__ import annotations
 

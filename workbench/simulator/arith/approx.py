@@ -1,7 +1,7 @@
-"""Approximate functions (PTX ISA 9.7.3): within the error bounds that the ISA states, not what the hardware returns.
+"""Approximate functions (PTX ISA 9.7.3), within the error bounds that the ISA states.
 
-The ISA bounds the error and fixes special cases; the bits in between are the implementation's. Here they come from
-NumPy, whose functions are within about 2 ulp of the true value, or from float64.
+The ISA bounds the error and fixes special cases; the bits in between are the implementation's. Here they come
+from NumPy, whose functions are within about 2 ulp of the true value, or from float64.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def div_full(a: Array, b: Array) -> Array:
 
 
 def div_approx(a: Array, b: Array) -> Array:
-    """a / b (ISA: 2 ulp for |b| in [2**-126, 2**126]); above that a sign-preserving zero, NaN for infinite a."""
+    """a / b (ISA: 2 ulp for |b| in [2**-126, 2**126]); above a zero of the right sign, NaN for infinite a."""
     quotient = a / b
     size = np.abs(b)
     huge = (size > np.float32(2.0**126)) & (size < np.inf)

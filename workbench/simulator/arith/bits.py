@@ -1,4 +1,4 @@
-"""Bit manipulation: logic, shifts, fields, permutations (PTX ISA 9.7.1, 9.7.8 and 9.7.9.7), element functions only."""
+"""Bits: logic, shifts, fields, permutations (PTX ISA 9.7.1, 9.7.8 and 9.7.9.7), element functions only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 def cnot(a: Array) -> Array:
     """1 where a is 0, else 0."""
-    return (a == 0).astype(a.dtype)
+    out: Array = (a == 0).astype(a.dtype)
+    return out
 
 
 def shl(a: Array, amount: Array) -> Array:
     """Shift left; NumPy gives 0 for amounts of the width and more, which is PTX's clamping."""
-    return a << amount.astype(a.dtype)
+    out: Array = a << amount.astype(a.dtype)
+    return out
 
 
 def shr(a: Array, amount: Array) -> Array:
@@ -29,24 +31,28 @@ def shr(a: Array, amount: Array) -> Array:
     if a.dtype.itemsize < 4 or is_signed(a):
         # A huge amount must not turn negative or wrap in a's own type.
         amount = np.minimum(amount, _U32(width))
-    return a >> amount.astype(a.dtype)
+    out: Array = a >> amount.astype(a.dtype)
+    return out
 
 
 def shl_narrow(a: Array, amount: Array) -> Array:
     """`shl` for 16-bit types, whose dtype cannot hold every amount."""
-    return a << np.minimum(amount, _U32(8 * a.dtype.itemsize)).astype(a.dtype)
+    out: Array = a << np.minimum(amount, _U32(8 * a.dtype.itemsize)).astype(a.dtype)
+    return out
 
 
 def shf_l_wrap(a: Array, b: Array, c: Array) -> Array:
     """High word of {b, a} shifted left by c modulo 32."""
     n = c & _U32(31)
-    return (b << n) | (a >> (_U32(32) - n))
+    out: Array = (b << n) | (a >> (_U32(32) - n))
+    return out
 
 
 def shf_r_wrap(a: Array, b: Array, c: Array) -> Array:
     """Low word of {b, a} shifted right by c modulo 32."""
     n = c & _U32(31)
-    return (a >> n) | (b << (_U32(32) - n))
+    out: Array = (a >> n) | (b << (_U32(32) - n))
+    return out
 
 
 def shf_l_clamp(a: Array, b: Array, c: Array) -> Array:
@@ -61,7 +67,7 @@ def shf_r_clamp(a: Array, b: Array, c: Array) -> Array:
     return (a >> n) | (b << (_U32(32) - n))
 
 
-# Two-input functions by their truth table: bit (2a + b) of the index. `0xC0` and the like of lop3 come apart into these.
+# Two-input functions by their truth table: bit (2a + b) of the index.
 _TWO_INPUT: tuple[Callable[[Array, Array], Array], ...] = (
     lambda a, b: np.zeros_like(a & b),
     lambda a, b: ~(a | b),
@@ -263,9 +269,10 @@ def fns(mask: Array, base: Array, offset: Array) -> Array:
 # Fields
 
 
-def _ones(length: Array, kind: type[np.unsignedinteger]) -> Array:  # type: ignore[type-arg]
+def _ones(length: Array, kind: type[np.unsignedinteger]) -> Array:
     """Words with `length` low ones; all ones from the width on."""
-    return (kind(1) << length) - kind(1)
+    out: Array = (kind(1) << length) - kind(1)
+    return out
 
 
 def bfe(a: Array, b: Array, c: Array) -> Array:
@@ -277,13 +284,15 @@ def bfe(a: Array, b: Array, c: Array) -> Array:
     length = (c & _U32(0xFF)).astype(x.dtype)
     field = (x >> position) & _ones(length, kind)
     if not is_signed(a):
-        return field
+        plain: Array = field
+        return plain
     there = np.where(position < kind(width), kind(width) - np.minimum(position, kind(width)), kind(0))
     valid = np.minimum(length, there)
     sign_at = np.minimum(position + length - kind(1), kind(width - 1))
     negative = (length != 0) & (((x >> sign_at) & kind(1)) != 0)
     filled = field | ~_ones(valid, kind)
-    return np.where(negative, filled, field).view(a.dtype)
+    out: Array = np.where(negative, filled, field).view(a.dtype)
+    return out
 
 
 def bfi(a: Array, b: Array, c: Array, d: Array) -> Array:
@@ -292,7 +301,8 @@ def bfi(a: Array, b: Array, c: Array, d: Array) -> Array:
     position = (c & _U32(0xFF)).astype(a.dtype)
     length = (d & _U32(0xFF)).astype(a.dtype)
     mask = _ones(length, kind) << position
-    return (b & ~mask) | ((a << position) & mask)
+    out: Array = (b & ~mask) | ((a << position) & mask)
+    return out
 
 
 def bmsk(a: Array, b: Array, *, clamp: bool) -> Array:
@@ -331,7 +341,8 @@ def _szext(a: Array, b: Array, clamp: bool) -> Array:
     if is_signed(a):
         sign = ((x >> ((length - _U32(1)) & _U32(31))) & _U32(1)) != 0
         result = np.where(sign & ~plain, result | mask, result)
-    return result.view(a.dtype)
+    out: Array = result.view(a.dtype)
+    return out
 
 
 def szext_clamp(a: Array, b: Array) -> Array:

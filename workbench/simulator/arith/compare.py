@@ -51,7 +51,8 @@ BOOLEAN: dict[str, Comparison] = {
 def selp(a: Array, b: Array, c: Array) -> Array:
     """`a` where the predicate c holds, else `b`, by bits; cheaper than np.where on irregular masks."""
     mask = -c.astype(a.dtype)
-    return b ^ ((a ^ b) & mask)
+    out: Array = b ^ ((a ^ b) & mask)
+    return out
 
 
 def slct(a: Array, b: Array, c: Array) -> Array:

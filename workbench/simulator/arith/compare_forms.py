@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from workbench.simulator.arith import compare, half
-from workbench.simulator.arith.forms import form
+from workbench.simulator.arith.builders import form
 from workbench.simulator.arith.rounding import flush_f32
 from workbench.simulator.arith.semantics import Array, Form, Function
 
 _INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64")
 _BITS = ("b16", "b32", "b64")
 _JOINS = ("", "and", "or", "xor")
-_TRUE = {
+_TRUE: dict[str, np.generic] = {
     "u16": np.uint16(0xFFFF),
     "s16": np.int16(-1),
     "u32": np.uint32(0xFFFFFFFF),
@@ -130,7 +129,8 @@ def _joined(test: Function, join: str) -> Function:
 def _value(holds: Array, target: str) -> Array:
     """Return the value that `set` writes for true and false."""
     true = _TRUE[target]
-    return holds.astype(true.dtype) * true
+    out: Array = holds.astype(true.dtype) * true
+    return out
 
 
 def _set(name: str, source: str, target: str, test: Function, join: str) -> Form:
@@ -169,5 +169,4 @@ def _set_packed(name: str, kind: str, target: str, test: Function, join: str) ->
         return word.view(np.int32) if target == "s32" else word
 
     pair = f"{kind}x2"
-    made = form(name, function, f"{pair} {pair}" + (" pred" if join else ""), target, "predicate")
-    return replace(made, semantics=made.semantics)
+    return form(name, function, f"{pair} {pair}" + (" pred" if join else ""), target, "predicate")

@@ -11,7 +11,6 @@ from workbench.simulator.arith import fp64, half
 from workbench.simulator.arith.rounding import (
     BF16,
     F16,
-    TF32,
     f64_to_f32,
     flush_f32,
     narrow,
@@ -58,7 +57,8 @@ def int_to_float(x: Array, to: str, mode: str) -> Array:
 def float_to_int(x: Array, to: str, mode: str) -> Array:
     """Round a float32 or float64 to an integral value and clamp it to the integer type `to`.
 
-    NaN gives 0, but 1 << (width - 1) when the source is float64 or the destination has 64 bits (ISA, Integer Notes).
+    NaN gives 0, but 1 << (width - 1) when the source is float64 or the destination has 64 bits (ISA, Integer
+    Notes).
     """
     rounded = INTEGER_ROUNDING[mode](x)
     limits = np.iinfo(to)
@@ -124,7 +124,8 @@ def f32_to_half(x: Array, kind: str, mode: str, *, satfinite: bool = False) -> A
 def f32_to_tf32(x: Array, mode: str, *, satfinite: bool = False, relu: bool = False) -> Array:
     """Round float32 to TF32, as uint32 bits of a float32 whose 13 low bits are zero; NaN gives 0x7fffffff.
 
-    TF32 has float32's exponents, so the bits themselves can be rounded; a carry runs into the exponent, up to infinity.
+    TF32 has float32's exponents, so the bits themselves can be rounded; a carry runs into the exponent, up to
+    infinity.
     """
     bits = x.view(np.uint32)
     kept = ~np.uint32(0x1FFF)
@@ -146,8 +147,8 @@ def f32_to_tf32(x: Array, mode: str, *, satfinite: bool = False, relu: bool = Fa
 def f32_stochastic(x: Array, random: Array, kind: str, *, satfinite: bool = False) -> Array:
     """Round float32 to f16 or bf16 stochastically.
 
-    `random` (uint32, 13 bits for f16, 16 for bf16) is added to as many bits below the last kept one; the magnitude goes
-    up where that carries.
+    `random` (uint32, 13 bits for f16, 16 for bf16) is added to as many bits below the last kept one; the
+    magnitude goes up where that carries.
     """
     fmt = _FORMATS[kind]
     bits = 13 if kind == "f16" else 16

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from workbench.simulator.arith import convert, fp32, half, minifloat
-from workbench.simulator.arith.forms import form
+from workbench.simulator.arith.builders import form
 from workbench.simulator.arith.rounding import f64_to_f32, flush_f32
 from workbench.simulator.arith.semantics import Array, Form, Function
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from workbench.simulator.arith import approx, compare, fp32, fp64, half
-from workbench.simulator.arith.forms import form, half_modified, in_mode, modified, packed16, packed32
+from workbench.simulator.arith.builders import form, half_modified, in_mode, modified, packed16, packed32
 from workbench.simulator.arith.semantics import Array, Form, Function
 
 _MODES = ("rn", "rz", "rm", "rp")
@@ -184,7 +184,8 @@ def _three(function: Function, nan: bool, absolute: bool) -> Function:
     def three(a: Array, b: Array, c: Array) -> Array:
         if absolute:
             a, b, c = np.abs(a), np.abs(b), np.abs(c)
-        return function(function(a, b, nan=nan), c, nan=nan)
+        out: Array = function(function(a, b, nan=nan), c, nan=nan)
+        return out
 
     return three
 
@@ -212,9 +213,11 @@ def _min_max() -> Iterator[Form]:
 def _two(function: Function, nan: bool, xorsign: bool) -> Function:
     def two(a: Array, b: Array) -> Array:
         if not xorsign:
-            return function(a, b, nan=nan)
+            plain: Array = function(a, b, nan=nan)
+            return plain
         picked = function(np.abs(a), np.abs(b), nan=nan)
-        return np.where(np.signbit(a) ^ np.signbit(b), -picked, picked)
+        out: Array = np.where(np.signbit(a) ^ np.signbit(b), -picked, picked)
+        return out
 
     return two
 

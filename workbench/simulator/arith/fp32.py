@@ -20,7 +20,7 @@ def saturate(x: Array) -> Array:
 
 
 def _zero_sign_rm(total: Array, x: Array, y: Array) -> Array:
-    """Give an exactly zero sum the sign that rounding down asks for: -0 unless both addends are +0 (IEEE 754, 6.3)."""
+    """Make an exactly zero sum -0 unless both addends are +0: rounding down (IEEE 754, 6.3)."""
     zero = total == 0
     if not zero.any():
         return total
@@ -61,9 +61,10 @@ def fma(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
 def fma_rn(a: Array, b: Array, c: Array) -> Array:
     """float32 `a * b + c` rounded once to nearest.
 
-    The float64 product is exact, so only the two roundings of the sum (to 53, then to 24 bits) can differ from one. They
-    can only where the 53-bit sum sits exactly halfway between two float32 numbers, or where float32's precision is less
-    than 24 bits (subnormal results): those lanes are done again with rounding to odd.
+    The float64 product is exact, so only the two roundings of the sum (to 53, then to 24 bits) can differ
+    from one. They can only where the 53-bit sum sits exactly halfway between two float32 numbers, or where
+    float32's precision is less than 24 bits (subnormal results): those lanes are done again with rounding to
+    odd.
     """
     total = np.multiply(a, b, dtype=np.float64) + c
     result = total.astype(np.float32)
@@ -81,8 +82,8 @@ def fma_rn(a: Array, b: Array, c: Array) -> Array:
 def fma_rn_narrow(a: Array, b: Array, c: Array) -> Array:
     """`fma_rn` for factors whose significands have at most 24 bits together.
 
-    The float32 product then is exact unless it overflows or underflows; the floating-point status flags, which NumPy
-    reads after every operation anyway, tell.
+    The float32 product then is exact unless it overflows or underflows; the floating-point status flags,
+    which NumPy reads after every operation anyway, tell.
     """
     try:
         with np.errstate(over="raise", under="raise"):
@@ -101,7 +102,7 @@ def div(a: Array, b: Array, mode: str = "rn") -> Array:
     rest = x - q * y
     above = (rest > 0) == (y > 0)
     nudged = np.nextafter(q, np.where(above, np.inf, -np.inf))
-    # An infinite quotient of finite numbers is an overflow: any finite value past float32's range stands for it.
+    # An infinite quotient of finite numbers is an overflow: any finite value past the range stands for it.
     overflow = np.isinf(q) & np.isfinite(x) & (y != 0)
     exact = (rest == 0) | np.isnan(rest)
     nudged = np.where(overflow, np.copysign(2.0**200, q), np.where(exact, q, nudged))

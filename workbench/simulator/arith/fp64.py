@@ -1,7 +1,8 @@
 """float64 arithmetic with the rounding modes of PTX (ISA 9.7.3), element functions only.
 
-NumPy rounds to nearest. Everything else here comes from the sign of the rounding error of the nearest result: error-free
-transformations find it where no intermediate can overflow or underflow, exact integer arithmetic in Python elsewhere.
+NumPy rounds to nearest. Everything else here comes from the sign of the rounding error of the nearest result:
+error-free transformations find it where no intermediate can overflow or underflow, exact integer arithmetic
+in Python elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SAFE_LOW, _SAFE_HIGH = 2.0**-400, 2.0**400
 
 
 def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the nearest product and its exact error (Dekker); operands must be far from the ends of the range."""
+    """Return the nearest product and its exact error (Dekker); operands must be of moderate size."""
     high = a * b
     t = _SPLIT * a
     a_high = t - (t - a)
@@ -56,7 +57,7 @@ def _step(nearest: Array, error: Array, mode: str) -> Array:
     moved = np.where(
         up, np.nextafter(nearest, np.inf), np.where(down, np.nextafter(nearest, -np.inf), nearest)
     )
-    # A result that moves to zero, or from zero, keeps its sign except that zero steps to the side of the error.
+    # Moving to zero keeps the sign.
     return np.where(moved == 0, np.copysign(moved, nearest), moved)
 
 
@@ -156,7 +157,7 @@ def fma(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     tail = _odd(rest_high, rest_low)
     near = total_high + tail
     error = (total_high - near) + tail
-    # Right for infinities, NaN and zeros; a product of finite numbers must not overflow against an infinite c.
+    # For infinities, NaN and zeros; a product of finite numbers must not overflow against an infinite c.
     simple = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, a * b + c)
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
     zero = (a == 0) | (b == 0)
@@ -164,7 +165,7 @@ def fma(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     error = np.where(finite & ~zero, error, 0.0)
     risky = finite & ~zero & ~_safe(*np.broadcast_arrays(a, b, c))
     near, error = _patch(near, error, risky, _exact_product_sum, a, b, c)
-    # A sum that cancels exactly is +0, except rounding down; a result that underflows to zero has the exact sign.
+    # A sum that cancels is +0, but -0 rounding down; one that underflows to zero keeps the exact sign.
     exact_zero = finite & (near == 0) & (error == 0) & ~zero
     near = np.where(exact_zero, -0.0 if mode == "rm" else 0.0, near)
     near = np.where((near == 0) & (error != 0), np.copysign(near, error), near)
@@ -180,7 +181,8 @@ def _odd(x: Array, y: Array) -> Array:
     total, error = _two_sum(x, y)
     bits = total.view(np.int64)
     step = np.where((error > 0) == (total > 0), 1, -1)
-    return (bits + step * (((bits & 1) == 0) & (error != 0) & np.isfinite(total))).view(np.float64)
+    out: Array = (bits + step * (((bits & 1) == 0) & (error != 0) & np.isfinite(total))).view(np.float64)
+    return out
 
 
 def div(a: Array, b: Array, mode: str = "rn") -> Array:

@@ -1,7 +1,7 @@
 """f16 and bf16 arithmetic on raw bits, each result rounded once (PTX ISA 9.7.4); element functions only.
 
-Operands and results are uint16 codes. Sums and products go through float32, whose 24 bits are enough for a second
-rounding to do no harm (24 >= 2 * 11 + 2); fused operations go through exact or round-to-odd float64.
+Operands and results are uint16 codes. Sums and products go through float32, whose 24 bits are enough for a
+second rounding to do no harm (24 >= 2 * 11 + 2); fused operations go through exact or round-to-odd float64.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from workbench.simulator.arith import fp32
-from workbench.simulator.arith.rounding import BF16, F16, Format, narrow, odd_sum, pick
+from workbench.simulator.arith.rounding import BF16, F16, narrow, odd_sum, pick
 from workbench.simulator.arith.semantics import Array
 
 _NAN = np.uint16(0x7FFF)
@@ -29,8 +29,9 @@ FORMATS = {"f16": F16, "bf16": BF16}
 def f16_to_f32(x: Array) -> Array:
     """Exact.
 
-    With its exponent and fraction shifted into place an f16 is a float32 whose exponent is short of the right one by the
-    difference of the biases, subnormals included: one multiplication mends it. Twice as fast as NumPy's conversion.
+    With its exponent and fraction shifted into place an f16 is a float32 whose exponent is short of the right
+    one by the difference of the biases, subnormals included: one multiplication mends it. Twice as fast as
+    NumPy's conversion.
     """
     bits = x.view(np.int16).astype(np.int32)
     bits <<= 13
@@ -136,8 +137,8 @@ def sub_bf16(a: Array, b: Array) -> Array:
 def mul_bf16(a: Array, b: Array) -> Array:
     """bf16 `a * b`.
 
-    The product has 16 bits. Where its last bit lies below float32's last place, 2**-149, its first is below 2**-133, half
-    of bf16's smallest number being 2**-134: the float32 rounding then cannot cross a bf16 midpoint.
+    The product has 16 bits. Where the last of them lies below float32's last place, 2**-149, the first is at
+    most 2**-135, and half of bf16's smallest number is 2**-134: float32's rounding cannot cross a midpoint.
     """
     return f32_to_bf16(bf16_to_f32(a) * bf16_to_f32(b))
 
@@ -151,9 +152,9 @@ def fma_rz(a: Array, b: Array, c: Array, kind: str) -> Array:
 def fma(a: Array, b: Array, c: Array, kind: str) -> Array:
     """f16 or bf16 `a * b + c`, rounded once to nearest.
 
-    The float32 result is rounded once and serves unless it lies halfway between two 16-bit numbers, where its own
-    rounding may have put it, or among f16's subnormals, which have their midpoints elsewhere: those lanes are rounded to
-    odd from the exact product.
+    The float32 result is rounded once and serves unless it lies halfway between two 16-bit numbers, where its
+    own rounding may have put it, or among f16's subnormals, which have their midpoints elsewhere: those lanes
+    are rounded to odd from the exact product.
     """
     x, y, z = widen(a, kind), widen(b, kind), widen(c, kind)
     single = fp32.fma_rn_narrow(x, y, z)

@@ -62,7 +62,8 @@ def mul_hi(a: Array, b: Array) -> Array:
     width = 8 * a.dtype.itemsize
     if width < 64:
         wide = mul_wide(a, b)
-        return (wide >> wide.dtype.type(width)).astype(a.dtype)
+        out: Array = (wide >> wide.dtype.type(width)).astype(a.dtype)
+        return out
     x, y = unsigned(a), unsigned(b)
     high = _mul_hi_u64(x, y)
     if is_signed(a):
@@ -76,7 +77,8 @@ def _mul_hi_u64(x: Array, y: Array) -> Array:
     x0, x1, y0, y1 = x & mask, x >> half, y & mask, y >> half
     middle = x1 * y0 + ((x0 * y0) >> half)  # cannot overflow: (2**32 - 1)**2 + 2**32 - 1 < 2**64
     other = x0 * y1 + (middle & mask)
-    return x1 * y1 + (middle >> half) + (other >> half)
+    out: Array = x1 * y1 + (middle >> half) + (other >> half)
+    return out
 
 
 def mad_lo(a: Array, b: Array, c: Array) -> Array:
@@ -102,9 +104,11 @@ def mad_hi_sat(a: Array, b: Array, c: Array) -> Array:
 def _product24(a: Array, b: Array) -> Array:
     if is_signed(a):
         shift = np.int32(8)
-        return np.multiply((a << shift) >> shift, (b << shift) >> shift, dtype=np.int64)
+        out: Array = np.multiply((a << shift) >> shift, (b << shift) >> shift, dtype=np.int64)
+        return out
     mask = np.uint32(0xFFFFFF)
-    return np.multiply(a & mask, b & mask, dtype=np.uint64)
+    plain: Array = np.multiply(a & mask, b & mask, dtype=np.uint64)
+    return plain
 
 
 def mul24_lo(a: Array, b: Array) -> Array:
@@ -115,7 +119,8 @@ def mul24_lo(a: Array, b: Array) -> Array:
 def mul24_hi(a: Array, b: Array) -> Array:
     """Bits 47..16 of the product of the low 24 bits."""
     product = _product24(a, b)
-    return (product >> product.dtype.type(16)).astype(a.dtype)
+    out: Array = (product >> product.dtype.type(16)).astype(a.dtype)
+    return out
 
 
 def mad24_lo(a: Array, b: Array, c: Array) -> Array:
@@ -140,8 +145,8 @@ def _magnitude(x: Array) -> Array:
 def div(a: Array, b: Array) -> Array:
     """Quotient rounded towards zero.
 
-    The ISA leaves division by zero open; here it gives all ones, as the integer division sequences of NVIDIA GPUs do for
-    unsigned operands.
+    The ISA leaves division by zero open; here it gives all ones, as the integer division sequences of NVIDIA
+    GPUs do for unsigned operands.
     """
     zero = b == 0
     quotient = _magnitude(a) // np.where(zero, b.dtype.type(1), b if not is_signed(b) else np.abs(b)).view(
@@ -186,7 +191,8 @@ def maximum(a: Array, b: Array) -> Array:
 
 def relu(x: Array) -> Array:
     """Replace negative numbers by 0."""
-    return np.maximum(x, x.dtype.type(0))
+    out: Array = np.maximum(x, x.dtype.type(0))
+    return out
 
 
 def sad(a: Array, b: Array, c: Array) -> Array:
@@ -205,7 +211,8 @@ def add_cc(a: Array, b: Array) -> tuple[Array, Array]:
 
 def addc(a: Array, b: Array, carry: Array) -> Array:
     """Sum with carry in."""
-    return a + b + carry.astype(a.dtype)
+    out: Array = a + b + carry.astype(a.dtype)
+    return out
 
 
 def addc_cc(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
@@ -222,7 +229,8 @@ def sub_cc(a: Array, b: Array) -> tuple[Array, Array]:
 
 def subc(a: Array, b: Array, borrow: Array) -> Array:
     """Difference with borrow in."""
-    return a - b - borrow.astype(a.dtype)
+    out: Array = a - b - borrow.astype(a.dtype)
+    return out
 
 
 def subc_cc(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
@@ -297,4 +305,5 @@ def dp2a_hi(a: Array, b: Array, c: Array) -> Array:
 def _dp2a(a: Array, b: Array, c: Array, first: int) -> Array:
     pair, quad = _lanes(a, 16, 2), _lanes(b, 8, 4)
     total = c.astype(np.int64) + pair[0] * quad[first] + pair[1] * quad[first + 1]
-    return total.astype(c.dtype)
+    out: Array = total.astype(c.dtype)
+    return out

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from workbench.simulator.arith import bits, compare, convert, integer
-from workbench.simulator.arith.forms import form, packed16
+from workbench.simulator.arith.builders import form, packed16
 from workbench.simulator.arith.semantics import Array, Form, Function, Semantics
 
 _ALL = ("u16", "u32", "u64", "s16", "s32", "s64")
@@ -85,27 +85,26 @@ def _multiplication() -> Iterator[Form]:
 
 
 def _extended() -> Iterator[Form]:
+    rows: tuple[tuple[str, Function, int, bool, bool], ...] = (
+        ("add.cc", integer.add_cc, 2, False, True),
+        ("addc", integer.addc, 2, True, False),
+        ("addc.cc", integer.addc_cc, 2, True, True),
+        ("sub.cc", integer.sub_cc, 2, False, True),
+        ("subc", integer.subc, 2, True, False),
+        ("subc.cc", integer.subc_cc, 2, True, True),
+        ("mad.lo.cc", integer.mad_lo_cc, 3, False, True),
+        ("madc.lo", integer.madc_lo, 3, True, False),
+        ("madc.lo.cc", integer.madc_lo_cc, 3, True, True),
+        ("mad.hi.cc", integer.mad_hi_cc, 3, False, True),
+        ("madc.hi", integer.madc_hi, 3, True, False),
+        ("madc.hi.cc", integer.madc_hi_cc, 3, True, True),
+    )
     for t in ("u32", "s32", "u64", "s64"):
-        for name, plain, out in (
-            ("addc", integer.addc, integer.addc_cc),
-            ("subc", integer.subc, integer.subc_cc),
-        ):
-            yield form(f"{name}.{t}", plain, f"{t} {t} pred", t, "int", carry_in=True)
-            yield form(
-                f"{name}.cc.{t}", out, f"{t} {t} pred", f"{t} pred", "int", carry_in=True, carry_out=True
-            )
-        yield form(f"add.cc.{t}", integer.add_cc, f"{t} {t}", f"{t} pred", "int", carry_out=True)
-        yield form(f"sub.cc.{t}", integer.sub_cc, f"{t} {t}", f"{t} pred", "int", carry_out=True)
-        three = f"{t} {t} {t}"
-        for part, first, plain, out in (
-            ("lo", integer.mad_lo_cc, integer.madc_lo, integer.madc_lo_cc),
-            ("hi", integer.mad_hi_cc, integer.madc_hi, integer.madc_hi_cc),
-        ):
-            yield form(f"mad.{part}.cc.{t}", first, three, f"{t} pred", "int", carry_out=True)
-            yield form(f"madc.{part}.{t}", plain, f"{three} pred", t, "int", carry_in=True)
-            yield form(
-                f"madc.{part}.cc.{t}", out, f"{three} pred", f"{t} pred", "int", carry_in=True, carry_out=True
-            )
+        for name, function, count, carry_in, carry_out in rows:
+            operands = f"{t} " * count + ("pred" if carry_in else "")
+            results = f"{t} pred" if carry_out else t
+            flags = {"carry_in": carry_in, "carry_out": carry_out}
+            yield form(f"{name}.{t}", function, operands, results, "int", **flags)
 
 
 def _bits() -> Iterator[Form]:
@@ -209,6 +208,7 @@ def _pack() -> Iterator[Form]:
         for kind, signed in ((f"u{width}", False), (f"s{width}", True)):
 
             def three(a: Array, b: Array, c: Array, width: int = width, signed: bool = signed) -> Array:
-                return convert.pack_saturated(a, b, width, signed) | (c << np.uint32(2 * width))
+                out: Array = convert.pack_saturated(a, b, width, signed) | (c << np.uint32(2 * width))
+                return out
 
             yield form(f"cvt.pack.sat.{kind}.s32.b32", three, "s32 s32 b32", "b32", "convert")

@@ -1,7 +1,7 @@
-"""Conversions to and from 8, 6 and 4-bit floating-point formats and e8m0 scales (PTX ISA 9.7.9.21), functions only.
+"""Conversions to and from 8, 6 and 4-bit floats and e8m0 scales (PTX ISA 9.7.9.21), element functions only.
 
-Packs hold their first source in the high part. Decoding is one look-up a pack (`take`, which is two to three times
-faster than indexing).
+Packs hold their first source in the high part. Decoding is one look-up a pack (`take`, which is two to three
+times faster than indexing).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def field_bits(fmt: Format) -> int:
 def encode_f32(x: Array, fmt: Format, *, relu: bool = False) -> Array:
     """Round float32 to nearest with saturation (`.rn.satfinite`); uint32 codes.
 
-    The magnitude is rounded in the float32 bits themselves: adding half a unit of the target, plus the parity of the
-    kept bit, carries into the exponent as it should. Below the smallest normal number a float addition aligns the value
-    to the format's fixed quantum instead.
+    The magnitude is rounded in the float32 bits themselves: adding half a unit of the target, plus the parity
+    of the kept bit, carries into the exponent as it should. Below the smallest normal number a float addition
+    aligns the value to the format's fixed quantum instead.
     """
     bits = x.view(np.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)
@@ -60,7 +60,8 @@ def encode_f32(x: Array, fmt: Format, *, relu: bool = False) -> Array:
     nan = magnitude > np.uint32(0x7F800000)
     if nan.any():
         code = np.where(nan, np.uint32(fmt.nan if fmt.nan is not None else encode_largest(fmt)), code)
-    return code
+    out: Array = code
+    return out
 
 
 def pack_f32(fmt: Format, relu: bool) -> Callable[[Array, Array], Array]:
@@ -115,7 +116,7 @@ def unpack(name: str, kind: str, relu: bool, satfinite: bool = False) -> Callabl
 
 
 def unpack_scaled(name: str, relu: bool, satfinite: bool) -> Callable[[Array, Array], Array]:
-    """Return the conversion of a pack to bf16x2, each value times its e8m0 scale (high with high), rounded once."""
+    """Return the conversion of a pack to bf16x2, each value times its e8m0 scale, rounded once."""
     fmt = FORMATS[name]
     width = np.uint32(field_bits(fmt))
     mask = np.uint32((1 << fmt.bits) - 1)
@@ -162,8 +163,9 @@ def e8m0x2_to_bf16x2(a: Array) -> Array:
 def encode_e8m0(x: Array, mode: str, satfinite: bool) -> Array:
     """Round the magnitude of float32 to a power of two, down (`rz`) or up (`rp`); uint32 codes.
 
-    e8m0 has no sign, zero or infinity: the sign is dropped, magnitudes below 2**-127 give 2**-127, above 2**127 NaN (255)
-    or with `satfinite` the largest value (254); the same as NVIDIA's host version in cuda_fp8.hpp.
+    e8m0 has no sign, zero or infinity: the sign is dropped, magnitudes below 2**-127 give 2**-127, above
+    2**127 NaN (255) or with `satfinite` the largest value (254); the same as NVIDIA's host version in
+    cuda_fp8.hpp.
     """
     magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
     code = magnitude >> np.uint32(23)

@@ -1,7 +1,7 @@
 """Which function executes which arithmetic instruction: the contract between the engine and the arithmetic.
 
-The engine asks `lookup(instruction)`; None means "not arithmetic, or not known" (then it is an error that names the
-instruction). A `Semantics` is used like this::
+The engine asks `lookup(instruction)`; None means "not arithmetic, or not known" (then it is an error that
+names the instruction). A `Semantics` is used like this::
 
     values = [fetch(operand, dtype) for operand, dtype in zip(sources(instruction), semantics.operands)]
     if semantics.carry_in:
@@ -10,33 +10,36 @@ instruction). A `Semantics` is used like this::
     # results go to destinations(instruction) in order; with carry_out the last result is the new carry
 
 Arrays
-    Operands are arrays of mutually broadcastable shapes, never 0-d: at least (1, 1). The result has the broadcast shape
-    of the operands or a shape that broadcasts to it. Functions never depend on the number of dimensions and never write
-    to their operands; a result may *be* an operand or share its memory (`abs` of an unsigned value), so the engine too
-    must treat values as immutable.
+    Operands are arrays of mutually broadcastable shapes, never 0-d: at least (1, 1). The result has the
+    broadcast shape of the operands or a shape that broadcasts to it. Functions never depend on the number of
+    dimensions and never write to their operands; a result may *be* an operand or share its memory (`abs` of
+    an unsigned value), so the engine too must treat values as immutable.
 Operand types
-    `operands[i]` is the dtype by which the register is viewed: 'uint32'/'int32' by the sign of the instruction's type
-    ('uint32' for .b32), 'uint16'/'int16', 'uint64'/'int64', 'uint8'/'int8' in cvt, 'float32', 'float64', and 'bool' for
-    predicates. **f16, bf16, fp8, fp6, fp4, e8m0 and all packed types are raw bits**: f16 and bf16 'uint16', f16x2, bf16x2,
-    u16x2, s16x2, tf32 and x4 packs of 8-bit types 'uint32', f32x2 'uint64', e4m3x2 and other x2 packs of 8-bit storage
-    'uint16', e2m1x2 'uint8'. A register wider than the type gives its low bits.
+    `operands[i]` is the dtype by which the register is viewed: 'uint32'/'int32' by the sign of the
+    instruction's type ('uint32' for .b32), 'uint16'/'int16', 'uint64'/'int64', 'uint8'/'int8' in cvt,
+    'float32', 'float64', and 'bool' for predicates. **f16, bf16, fp8, fp6, fp4, e8m0 and all packed types are
+    raw bits**: f16 and bf16 'uint16', f16x2, bf16x2, u16x2, s16x2, tf32 and x4 packs of 8-bit types 'uint32',
+    f32x2 'uint64', e4m3x2 and other x2 packs of 8-bit storage 'uint16', e2m1x2 'uint8'. A register wider than
+    the type gives its low bits.
 Results
-    A result narrower than its register is extended by its own dtype: signed types by the sign, others by zeros.
+    A result narrower than its register is extended by its own dtype: signed types by the sign, others by
+    zeros.
 Immediates
-    are arrays of shape (1, 1) of the operand's dtype; a float immediate's bits are those of the operand's type. Immediates on
-    which a function is specialised (lop3's table, prmt's selector) are left out by `sources(instruction)`.
+    are arrays of shape (1, 1) of the operand's dtype; a float immediate's bits are those of the operand's
+    type. Immediates on which a function is specialised (lop3's table, prmt's selector) are left out by
+    `sources(instruction)`.
 Predicates
     `!p` is negated by the engine before the call.
 Floating-point flags
-    The engine holds `np.errstate(all="ignore")` around a run (see `quiet`); functions rely on it rather than paying for it
-    at every call.
+    The engine holds `np.errstate(all="ignore")` around a run (see `quiet`); functions rely on it rather than
+    paying for it at every call.
 NaN
-    `Semantics.canonical` says whether NaN results carry the bits that the ISA defines. f32 and f64 arithmetic leaves
-    whatever the CPU makes and the engine calls `canonicalise_f32/f64` when bits are observed (stored, shuffled,
-    moved to an integer); 16-bit and narrower formats are always canonical.
+    `Semantics.canonical` says whether NaN results carry the bits that the ISA defines. f32 and f64 arithmetic
+    leaves whatever the CPU makes and the engine calls `canonicalise_f32/f64` when bits are observed (stored,
+    shuffled, moved to an integer); 16-bit and narrower formats are always canonical.
 Subnormals
-    without .ftz are kept; with .ftz inputs and results are flushed to sign-preserving zero. The engine checks once that the
-    process itself does not flush.
+    without .ftz are kept; with .ftz inputs and results are flushed to sign-preserving zero. The engine checks
+    once that the process itself does not flush.
 
 `forms()` lists every form the registry knows, for tests that compare all of them with an oracle.
 """
@@ -93,7 +96,8 @@ def _all_sources(instruction: Instruction) -> tuple[Operand, ...]:
 
 
 def sources(instruction: Instruction) -> tuple[Operand, ...]:
-    """Return the source operands that go with `Semantics.operands`: vectors taken apart, folded immediates left out."""
+    """Return the source operands that go with `Semantics.operands`: vectors taken apart, folded immediates
+    left out."""
     flat = _all_sources(instruction)
     form = _find(instruction, flat)
     if form is not None and form.immediate is not None and isinstance(flat[form.immediate], Imm):

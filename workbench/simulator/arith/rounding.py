@@ -1,8 +1,8 @@
 """Rounding exact or round-to-odd float64 values to narrower floating-point formats.
 
-A float64 that was rounded *to odd* (truncated, last bit forced to 1 if anything was lost) can be rounded once more to
-any format with at most 51 bits of precision, in any direction, with the result of a single rounding. Every inexact
-operation here therefore makes such a float64 first.
+A float64 that was rounded *to odd* (truncated, last bit forced to 1 if anything was lost) can be rounded once
+more to any format with at most 51 bits of precision, in any direction, with the result of a single rounding.
+Every inexact operation here therefore makes such a float64 first.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def flush_f32(x: Array) -> Array:
 
 
 def pick(mask: Array, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
-    """Return the flat indices (C order) where `mask` holds and the elements there of arrays that broadcast to it.
+    """Return the flat indices (C order) where `mask` holds and the elements there of arrays that broadcast to
+    it.
 
-    A flat index is found ten times faster than an index a dimension; write back through `result.flat[index]`, which is
-    right for any memory order.
+    A flat index is found ten times faster than an index a dimension; write back through `result.flat[index]`,
+    which is right for any memory order.
     """
     index = np.flatnonzero(mask)
     return index, tuple(np.broadcast_to(a, mask.shape).reshape(-1)[index] for a in arrays)
@@ -74,8 +75,9 @@ def pick(mask: Array, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
 def odd_sum(x: Array, y: Array) -> Array:
     """Return float64 `x + y` rounded to odd.
 
-    Knuth's TwoSum gives the rounding error of the nearest sum exactly; where it is not zero and the nearest sum is even
-    in its last bit, the sum moves one step towards the error. No operand may be so large that the sum overflows.
+    Knuth's TwoSum gives the rounding error of the nearest sum exactly; where it is not zero and the nearest
+    sum is even in its last bit, the sum moves one step towards the error. No operand may be so large that the
+    sum overflows.
     """
     total = x + y
     back = total - x
@@ -106,15 +108,18 @@ def f64_to_f32(x: Array, mode: str) -> Array:
     bits = nearest.view(np.int32)
     if mode == "rz":
         return (bits - wrong).view(np.float32)
-    # One step down (rm) or up (rp); the sign bit says which way that is in magnitude. A nearest result of zero steps to
-    # the smallest subnormal of the wanted sign, which keeps x's own sign: zero came from a value of that sign.
+    # One step down (rm) or up (rp); the sign bit says which way that is in magnitude. A nearest result of
+    # zero steps to the smallest subnormal of the wanted sign, which keeps x's own sign: zero came from a
+    # value of that sign.
     negative = bits < 0
     step = np.where(negative, 1, -1) if mode == "rm" else np.where(negative, -1, 1)
-    return (bits + step * wrong).astype(np.int32, copy=False).view(np.float32)
+    out: Array = (bits + step * wrong).astype(np.int32, copy=False).view(np.float32)
+    return out
 
 
 def quantise(x: Array, fmt: Format, mode: str) -> Array:
-    """Round float64 `x` to the precision of `fmt` without an upper limit on the exponent; the result is a float64.
+    """Round float64 `x` to the precision of `fmt` without an upper limit on the exponent; the result is a
+    float64.
 
     `mode` is `rn`, `rz`, `rm`, `rp` or `rna`. NaN and infinities pass through.
     """
@@ -142,7 +147,8 @@ def quantise(x: Array, fmt: Format, mode: str) -> Array:
 
 
 def encode(value: Array, fmt: Format) -> Array:
-    """Return the uint32 codes of float64 values that `fmt` can represent exactly (finite; zeros keep their sign)."""
+    """Return the uint32 codes of float64 values that `fmt` can represent exactly (finite; zeros keep their
+    sign)."""
     # Scaling by this power of two makes float64's exponent field that of fmt, subnormals included.
     scaled = np.abs(value) * 2.0 ** (fmt.bias - 1023)
     code = (scaled.view(np.uint64) >> np.uint64(53 - fmt.precision)).astype(np.uint32)
@@ -152,9 +158,9 @@ def encode(value: Array, fmt: Format) -> Array:
 def narrow(x: Array, fmt: Format, mode: str, *, satfinite: bool = False) -> Array:
     """Round float64 `x` (exact or rounded to odd) to `fmt` and return uint32 codes.
 
-    Overflow gives infinity or the largest finite value as the mode says; with `satfinite`, or in a format without
-    infinities, the largest finite value of the same sign. NaN gives the format's NaN, in formats without one the largest
-    positive value (PTX ISA 9.7.9.21, `.satfinite`).
+    Overflow gives infinity or the largest finite value as the mode says; with `satfinite`, or in a format
+    without infinities, the largest finite value of the same sign. NaN gives the format's NaN, in formats
+    without one the largest positive value (PTX ISA 9.7.9.21, `.satfinite`).
     """
     value = quantise(x, fmt, mode)
     magnitude = np.abs(value)

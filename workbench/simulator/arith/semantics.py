@@ -18,34 +18,34 @@ Function = Callable[..., Any]
 class Semantics:
     """One instruction form: its element function and the NumPy types that go in and come out.
 
-    `operands[i]` and `results[i]` are NumPy dtype names. The module docstring of `workbench.simulator.arith.registry`
-    is the contract between this and the engine.
+    `operands[i]` and `results[i]` are NumPy dtype names. The module docstring of
+    `workbench.simulator.arith.registry` is the contract between this and the engine.
     """
 
     function: Function
     operands: tuple[str, ...]
     results: tuple[str, ...]
     instruction_class: str
-    """Class of `workbench.simulator.counters.Counters.warp_instructions`: `int`, `fp32`, `fp16`, `fp64`, `convert`,
-    `sfu` or `predicate`."""
+    """Class of `workbench.simulator.counters.Counters.warp_instructions`: `int`, `fp32`, `fp16`, `fp64`,
+    `convert`, `sfu` or `predicate`."""
     exact: bool = True
     """The result is the one the PTX ISA defines, bit for bit (NaN payloads apart, see `canonical`)."""
     tolerance_ulp: float | None = None
-    """For `exact=False`: units in the last place of the result by which the ISA lets hardware differ from the true
-    value (the function here is within it too). None where the bound is relative or absolute: see `tolerance_relative`
-    and `tolerance_absolute`."""
+    """For `exact=False`: units in the last place of the result by which the ISA lets hardware differ from the
+    true value (the function here is within it too). None where the bound is relative or absolute: see
+    `tolerance_relative` and `tolerance_absolute`."""
     tolerance_relative: float | None = None
     tolerance_absolute: float | None = None
     canonical: bool = True
-    """NaN results already have the bits the ISA says. False: a NaN may carry any payload and sign, and whoever observes
-    bits calls `canonicalise_f32` or `canonicalise_f64` first."""
+    """NaN results already have the bits the ISA says. False: a NaN may carry any payload and sign, and
+    whoever observes bits calls `canonicalise_f32` or `canonicalise_f64` first."""
     carry_in: bool = False
     """The last operand is the carry flag CC.CF ('bool'), which is not among the instruction's operands."""
     carry_out: bool = False
     """The last result is the new CC.CF ('bool'), which is not among the instruction's destinations."""
     narrow: Function | None = None
-    """A faster function with the same results, for callers that know that the significands of the two factors have at
-    most 24 bits together (bf16, f16, fp8, fp6, fp4 values held in f32)."""
+    """A faster function with the same results, for callers that know that the significands of the two factors
+    have at most 24 bits together (bf16, f16, fp8, fp6, fp4 values held in f32)."""
 
     def with_function(self, function: Function) -> Semantics:
         """Return a copy that calls `function`."""
@@ -57,15 +57,15 @@ class Form:
     """A registered instruction form."""
 
     text: str
-    """An example as PTX, without semicolon: `setp.lt.and.f32 d|p, a, b, c`. A number stands where PTX wants an
-    immediate on which the function is specialised."""
+    """An example as PTX, without semicolon: `setp.lt.and.f32 d|p, a, b, c`. A number stands where PTX wants
+    an immediate on which the function is specialised."""
     semantics: Semantics
     operand_types: tuple[str, ...]
     """PTX types of the operands (`b32`, `s16`, `bf16x2`, ...), in the order of `Semantics.operands`."""
     result_types: tuple[str, ...]
     specialise: Callable[[int], Semantics] | None = None
-    """For forms with an operand that is or may be an immediate: the semantics for a value of it. That operand then is
-    not among `Semantics.operands`."""
+    """For forms with an operand that is or may be an immediate: the semantics for a value of it. That operand
+    then is not among `Semantics.operands`."""
     immediate: int | None = None
     """Index of that operand among the sources."""
     immediate_required: bool = False
@@ -75,8 +75,8 @@ class Form:
 def canonicalise_f32(array: Array) -> Array:
     """Return `array` (float32, any shape) with every NaN replaced by the PTX canonical NaN 0x7fffffff.
 
-    The ISA (9.7.3) says "an unspecified NaN"; 0x7fffffff is what NVIDIA GPUs return. The input itself is returned when
-    it holds no NaN.
+    The ISA (9.7.3) says "an unspecified NaN"; 0x7fffffff is what NVIDIA GPUs return. The input itself is
+    returned when it holds no NaN.
     """
     nan = np.isnan(array)
     if not nan.any():
@@ -87,7 +87,8 @@ def canonicalise_f32(array: Array) -> Array:
 
 
 def canonicalise_f64(array: Array) -> Array:
-    """Return `array` (float64) with every NaN replaced by 0x7fffffffffffffff; the input itself if there is none.
+    """Return `array` (float64) with every NaN replaced by 0x7fffffffffffffff; the input itself if there is
+    none.
 
     The ISA leaves the NaN of double-precision instructions open; one fixed pattern keeps runs reproducible.
     """

@@ -132,7 +132,8 @@ def packed16(function: Function, dtype: Any = np.uint16) -> Function:
             return result.view(np.uint32)[..., 0]
         low = function(*[w.astype(np.uint16).view(dtype) for w in words])
         high = function(*[(w >> _SIXTEEN).astype(np.uint16).view(dtype) for w in words])
-        return (high.view(np.uint16).astype(np.uint32) << _SIXTEEN) | low.view(np.uint16)
+        out: Array = (high.view(np.uint16).astype(np.uint32) << _SIXTEEN) | low.view(np.uint16)
+        return out
 
     return both
 
@@ -148,6 +149,7 @@ def packed32(function: Function) -> Function:
             return result.view(np.uint64)[..., 0]
         low = function(*[w.astype(np.uint32).view(np.float32) for w in words])
         high = function(*[(w >> _THIRTY_TWO).astype(np.uint32).view(np.float32) for w in words])
-        return (high.view(np.uint32).astype(np.uint64) << _THIRTY_TWO) | low.view(np.uint32)
+        out: Array = (high.view(np.uint32).astype(np.uint64) << _THIRTY_TWO) | low.view(np.uint32)
+        return out
 
     return both
