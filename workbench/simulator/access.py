@@ -16,6 +16,7 @@ from workbench.simulator.memory import BASE, Allocation, Memory
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
+    from workbench.simulator.races import RaceDetector
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
@@ -253,6 +254,7 @@ class BankedSpace:
         shadow = np.zeros(len(data), np.uint8)
         self.data, self.shadow = typed_views(data), typed_views(shadow)
         self.base = SHARED_BASE if kind == "shared" else LOCAL_BASE
+        self.races: RaceDetector | None = None
         self.good: list[tuple[int, int]] = []
         """Intervals in which every byte of every bank is known to be written."""
 
@@ -280,6 +282,8 @@ class BankedSpace:
     def load(self, site: Site, address: Array, co: Cohort, ck: Chunk) -> Array:
         """Return raw items of `site.size` bytes at addresses of the space (int64)."""
         i, bad, low, high = self.check(site, address + site.k, co, ck)
+        if self.races is not None and bad is None:
+            self.races.access(site, False, i, None, low, high + site.size, co)
         at = self.place(i, co)
         at >>= site.shift
         result = self.data[site.size].take(at, mode="clip")
@@ -312,7 +316,9 @@ class BankedSpace:
 
     def store(self, site: Site, address: Array, value: Array, co: Cohort, ck: Chunk) -> None:
         """Write raw items."""
-        i, bad, _, _ = self.check(site, address + site.k, co, ck)
+        i, bad, low, high = self.check(site, address + site.k, co, ck)
+        if self.races is not None and bad is None:
+            self.races.access(site, True, i, value, low, high + site.size, co)
         at = self.place(i, co)
         if bad is not None:
             at = np.where(bad, self.banks * self.stride, at)

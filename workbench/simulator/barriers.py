@@ -138,6 +138,8 @@ class Barriers:
             self.waiting.pop(n, None)
         for table in (self.arrived, self.expected, self.holding, self.voters):
             table[complete, n] = 0
+        if self.chunk.space_shared.races is not None:
+            self.chunk.space_shared.races.pass_barrier(complete)
         self.chunk.progress += 1
         return out
 

@@ -173,7 +173,9 @@ class Cohort:
 
 
 def merge(cohorts: list[Cohort], live: frozenset[str], dtypes: dict[str, str]) -> Cohort:
-    """Join cohorts that stand at the same block; registers that some of them never wrote hold poison there."""
+    """Join cohorts that stand at the same block; registers that some of them never wrote hold poison
+    there.
+    """
     cohorts.sort(key=lambda c: (int(c.ctas[0]), int(c.threads[0])))
     first = cohorts[0]
     names = [n for n in live if any(n in c.registers for c in cohorts)]

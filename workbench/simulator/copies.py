@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.simulator.access import Site
+from workbench.simulator.cohort import Cohort
 
 if TYPE_CHECKING:
-    from workbench.simulator.cohort import Cohort
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
@@ -30,6 +30,7 @@ class _Copy:
     group: Array
     source: Array
     target: Array
+    """Offset in the chunk's shared memory."""
     amount: Array | None
     """Bytes taken from the source; the rest is zero. None: all of it."""
 
@@ -115,9 +116,24 @@ class AsyncCopies:
             data = np.ascontiguousarray(octets).view(data.dtype)[:, 0]
         index = copy.target >> shift
         shared = ck.space_shared
+        if shared.races is not None:
+            self._watch(copy)
         shared.data[size][index] = data
         shared.shadow[1].reshape(-1)[(copy.target[:, None] + np.arange(size)).ravel()] = 1
         ck.progress += 1
+
+    def _watch(self, copy: _Copy) -> None:
+        """Show the writes to the race detector, as stores of the lanes that issued the copies."""
+        ck = self.chunk
+        shared = ck.space_shared
+        real = copy.target < shared.banks * shared.stride  # lanes that faulted write past the banks
+        if shared.races is None or not real.any():
+            return
+        rows, threads = np.divmod(copy.lane[real], ck.launch.threads)
+        place = (copy.target[real] - rows * shared.stride)[None, :]
+        lanes = Cohort(ck, rows, threads, False, {})
+        low, high = int(place.min()), int(place.max()) + copy.site.size
+        shared.races.access(copy.site, True, place, None, low, high, lanes)
 
 
 def _part(copy: _Copy, keep: Array) -> _Copy:

@@ -33,6 +33,8 @@ class SimulationOptions:
     check_memory: bool = True
     """Check bounds, alignment and initialisation of every access. Without it only address faults that would
     leave the arena are prevented."""
+    check_races: bool = True
+    """Look for races between warps on shared memory; see `workbench.simulator.races`."""
     count_sectors: bool = False
     """Count 32-byte sectors of global accesses and shared-memory bank conflicts; costs time."""
     max_lane_instructions: int = 1 << 40

@@ -19,6 +19,7 @@ from workbench.simulator.copies import AsyncCopies
 from workbench.simulator.launch import LaunchState
 from workbench.simulator.memory import BASE
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
+from workbench.simulator.races import RaceDetector
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +45,9 @@ class Chunk:
         self.space_local = BankedSpace(
             len(ctas) * launch.threads if program.local_bytes else 1, program.local_bytes, "local"
         )
+        sizes = [s.size for s in program.context.sites if s.space in ("shared", "generic")]
+        if self.options.check_races and shared and sizes and launch.warps > 1 and not program.spins:
+            self.space_shared.races = RaceDetector(self, self.space_shared, min(sizes))
         self.alive = np.ones((len(ctas), launch.threads), bool)
         self.exited = False
         self.barriers = Barriers(self)
@@ -148,7 +152,7 @@ class Chunk:
         for k in sorted(self.yielded):
             for co in self.yielded[k]:
                 for key in sorted(self.launch.program.live[k] & co.registers.keys()):
-                    total = crc32(np.ascontiguousarray(co.registers[key]), total)
+                    total = crc32(co.registers[key].tobytes(), total)
         return total
 
     def _after(self, co: Cohort, block: Block, result: Any) -> int:
