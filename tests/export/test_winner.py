@@ -169,7 +169,7 @@ def test_a_damaged_manifest_is_named(folder: Path, text: str) -> None:
 def test_a_newer_format_is_said(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 2, "news": 1}))
-    with pytest.raises(ContentError, match="format 2.*newer workbench"):
+    with pytest.raises(ContentError, match=r"format 2.*newer workbench"):
         load_manifest(folder)
 
 

@@ -15,14 +15,33 @@ MakeResult = Callable[..., RunResult]
 def prediction(us: float) -> Prediction:
     fit = Occupancy(ctas_per_sm=1, warps_per_sm=8, fraction=0.125, limited_by=("CTAs",), limits={"CTAs": 1})
     launch = LaunchPrediction(
-        kernel="k", us=us - 1, gap_us=1.0, limit="latency", terms_us={"latency": us - 1}, reason="a <long> chain | here",
-        occupancy=fit, waves=1, busiest_sm_ctas=1, imbalance=1.0, hbm_bytes=1, l2_bytes=1, bandwidth_tb_s=1.0,
+        kernel="k",
+        us=us - 1,
+        gap_us=1.0,
+        limit="latency",
+        terms_us={"latency": us - 1},
+        reason="a <long> chain | here",
+        occupancy=fit,
+        waves=1,
+        busiest_sm_ctas=1,
+        imbalance=1.0,
+        hbm_bytes=1,
+        l2_bytes=1,
+        bandwidth_tb_s=1.0,
         bandwidth_limit="hbm",
-    )  # fmt: skip
+    )
     premises = Premises(
-        machine="gb300", machine_hash="0", model_version=1, op="rmsnorm", workload="latent_b1",
-        axes={"B": 1, "N": 3584}, arch="sm_103a", artifact_key="k", code="sass", assumptions=("memory is cold",),
-    )  # fmt: skip
+        machine="gb300",
+        machine_hash="0",
+        model_version=1,
+        op="rmsnorm",
+        workload="latent_b1",
+        axes={"B": 1, "N": 3584},
+        arch="sm_103a",
+        artifact_key="k",
+        code="sass",
+        assumptions=("memory is cold",),
+    )
     return Prediction(us=us, launches=(launch,), premises=premises)
 
 
@@ -35,9 +54,15 @@ def report(verdict: Verdict = Verdict.PASS, **knobs: int) -> Report:
         )
     check = Check(name="ordering/static", verdict=verdict, summary="all | decided", findings=findings)
     return Report(
-        op="rmsnorm", workload="latent_b1", template="row", knobs=knobs, arch="sm_103a", artifact_key="key",
-        device="simulator", checks=(check,),
-    )  # fmt: skip
+        op="rmsnorm",
+        workload="latent_b1",
+        template="row",
+        knobs=knobs,
+        arch="sm_103a",
+        artifact_key="key",
+        device="simulator",
+        checks=(check,),
+    )
 
 
 @pytest.fixture
@@ -56,9 +81,19 @@ def result() -> RunResult:
         )
 
     settings = RunSettings(
-        run_id="rmsnorm-latent_b1-1", op="rmsnorm", workload="latent_b1", arch="sm_103a", machine="gb300",
-        agent="offline", seed=0, rounds=1, batch=4, templates=("row",), template_hashes=("t",), verifier_hash="v",
-    )  # fmt: skip
+        run_id="rmsnorm-latent_b1-1",
+        op="rmsnorm",
+        workload="latent_b1",
+        arch="sm_103a",
+        machine="gb300",
+        agent="offline",
+        seed=0,
+        rounds=1,
+        batch=4,
+        templates=("row",),
+        template_hashes=("t",),
+        verifier_hash="v",
+    )
     return RunResult(
         settings=settings,
         candidates=(
