@@ -133,18 +133,19 @@ def halves(pair):
     return [(pair << Uint32(16)).bitcast(Float32), (pair & Uint32(0xFFFF0000)).bitcast(Float32)]
 
 
-def dot_mixed(word, x, total):
-    """total + eight products; x: eight bf16 bit patterns (Uint16)."""
-    body = "".join(
-        f"cvt.rn.bf16x2.e2m1x2 p, b{i}; mov.b32 {{l, h}}, p; "
-        f"fma.rn.f32.bf16 t, l, {{$r{2 * i + 2}}}, t; fma.rn.f32.bf16 t, h, {{$r{2 * i + 3}}}, t; "
-        for i in range(4)
-    )
+def dot_mixed(word, x, total=None):
+    """Eight products added to `total`, float32 bits (Uint32; None is 0); x: eight bf16 patterns (Uint16)."""
+    body = "{ .reg .b8 b0, b1, b2, b3; .reg .b16 l, h; .reg .b32 p; mov.b32 {b0, b1, b2, b3}, {$r0}; "
+    addend = "0f00000000" if total is None else "{$r9}"
+    for i in range(4):
+        body += f"cvt.rn.bf16x2.e2m1x2 p, b{i}; mov.b32 {{l, h}}, p; "
+        body += f"fma.rn.f32.bf16 {{$w0}}, l, {{$r{2 * i + 1}}}, {addend}; "
+        body += f"fma.rn.f32.bf16 {{$w0}}, h, {{$r{2 * i + 2}}}, {{$w0}}; "
+        addend = "{$w0}"
     return cute.arch.inline_ptx(
-        "{ .reg .b8 b0, b1, b2, b3; .reg .b16 l, h; .reg .b32 p; .reg .f32 t; mov.f32 t, {$r1}; "
-        "mov.b32 {b0, b1, b2, b3}, {$r0}; " + body + "mov.f32 {$w0}, t; }",
-        write_only_types=[Float32],
-        read_only_args=[word, total, *x],
+        body + "}",
+        write_only_types=[Uint32],
+        read_only_args=[word, *x] if total is None else [word, *x, total],
     )
 
 
@@ -166,8 +167,10 @@ class Piece:
         """Sum of the 32 products without the piece's scale; words: register tensor (4,) Uint32."""
         total = Float32(0.0)
         if self.math == "mixed":
-            for q in range(4):
-                total = dot_mixed(words[q], x[8 * q : 8 * q + 8], total)
+            bits = dot_mixed(words[0], x[:8])
+            for q in range(1, 4):
+                bits = dot_mixed(words[q], x[8 * q : 8 * q + 8], bits)
+            total = bits.bitcast(Float32)
         elif self.math == "f32x2":
             pair = (Float32(0.0), Float32(0.0))
             for q in range(4):
