@@ -29,6 +29,7 @@ from workbench.ops import (
     situ,
 )
 from workbench.ops.experts import Magnitudes, Recipe, distinct, fill_experts, run_experts
+from workbench.ops.mistakes import MISTAKES
 from workbench.ops.random import choose, fill_normal, stream
 from workbench.ops.rounding import to_bf16
 
@@ -220,12 +221,15 @@ def flops(axes: Axes) -> int:
     return front + experts.expert_flops(axes) + 2 * tokens * axes["K"] * axes["L"]
 
 
+FLOAT32 = Recipe(dtype=torch.float32)
+
+
 def _drops(field: str, axis: str, counts: tuple[int, ...]) -> dict[str, Fault]:
     return {
         f"dropped-{axis.lower()}-{n}": Fault(
             "dropped-tail",
             f"the last {n} elements are left out of the sum over {axis}",
-            Chain(**{field: n}),
+            Chain(FLOAT32, **{field: n}),
             lambda axes, n=n: n < axes[axis],
         )
         for n in counts
@@ -281,14 +285,15 @@ OP = Op(
     compulsory_bytes=compulsory_bytes,
     constants={"beta": situ.BETA, "lambda": situ.LAMBDA, "epsilon": routing.EPSILON},
     faults={
-        **{
-            name: Fault(rule, summary, Chain(recipe), recipe.applies)
-            for name, (rule, summary, recipe) in experts.MISTAKES.items()
-        },
-        "without-bias": Fault("wrong-expert", "experts are chosen without the bias", Chain(use_bias=False)),
-        "unweighted": Fault("missing-scale", "the routing weights are not applied", Chain(weighted=False)),
+        **{name: Fault(m.rule, m.summary, Chain(m.recipe), m.recipe.applies) for name, m in MISTAKES.items()},
+        "without-bias": Fault(
+            "wrong-expert", "experts are chosen without the bias", Chain(FLOAT32, use_bias=False)
+        ),
+        "unweighted": Fault(
+            "missing-scale", "the routing weights are not applied", Chain(FLOAT32, weighted=False)
+        ),
         "rounded-sum": Fault(
-            "wrong-rounding", "the running sum over slots is rounded to bf16", Chain(round_sum=True)
+            "wrong-rounding", "the running sum over slots is rounded to bf16", Chain(FLOAT32, round_sum=True)
         ),
         **_drops("drop_h", "H", (8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
         **_drops("drop_k", "K", (1, 2)),

@@ -14,6 +14,7 @@ import torch
 
 from workbench.ops import Allocate, Buffer, DType, Fault, Op, Role, Tolerance, Workload, experts, mxfp4, situ
 from workbench.ops.experts import Magnitudes, Recipe, distinct, fill_experts, run_experts
+from workbench.ops.mistakes import MISTAKES
 from workbench.ops.random import fill_normal, stream
 from workbench.ops.rounding import to_bf16
 from workbench.ops.routing import choose_experts
@@ -164,7 +165,7 @@ OP = Op(
     compulsory_bytes=compulsory_bytes,
     constants={"beta": situ.BETA, "lambda": situ.LAMBDA},
     faults={
-        name: Fault(rule, summary, with_recipe(recipe), recipe.applies)
-        for name, (rule, summary, recipe) in experts.MISTAKES.items()
+        name: Fault(m.rule, m.summary, with_recipe(m.recipe), m.recipe.applies)
+        for name, m in MISTAKES.items()
     },
 )

@@ -30,19 +30,31 @@ _SPREAD_MEAN = sum(2.0**e for e in SPREAD) / len(SPREAD)
 Tensors = Mapping[str, torch.Tensor]
 
 
+Pick = Callable[[torch.Tensor], torch.Tensor]
+"""From the chosen ids `[B, K]` to the ids that a kernel reads from."""
+
+
+def own(ids: torch.Tensor) -> torch.Tensor:
+    """Each slot reads its own expert."""
+    return ids
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """How the experts are computed. The defaults are the golden; each other field is a known mistake or a
-    dtype."""
+    """How the experts are computed. The defaults are the golden; other values are a dtype or a mistake."""
 
     dtype: torch.dtype = torch.float64
     tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+    pick13: Pick = own
+    pick13_scale: Pick = own
+    pick2: Pick = own
+    pick2_scale: Pick = own
+    scale13: bool = True
+    scale2: bool = True
     swap_gate_up: bool = False
     """Up rows taken for gate rows."""
     interleaved: bool = False
     """Rows read as gate_0, up_0, gate_1, ... instead of halves."""
-    scale13: bool = True
-    scale2: bool = True
     high_nibble_first: bool = False
     drop_l: int = 0
     """Elements missing from the end of the sum over L."""
@@ -50,65 +62,18 @@ class Recipe:
     """Elements missing from the end of the sum over I."""
     round_gate_up: bool = False
     """Gate and up rounded to bf16 before SiTU."""
-    slot_shift: int = 0
-    """Slot k computed with the expert of slot k + shift."""
-    first_slot: bool = False
-    """Every slot computed with the expert of slot 0."""
-    token_shift: int = 0
-    """Token b computed with the experts of token b + shift."""
 
     def applies(self, axes: Mapping[str, int]) -> bool:
         """True if the mistake changes anything at these axes."""
-        return (
-            self.drop_l < axes["L"]
-            and self.drop_i < axes["I"]
-            and (not (self.slot_shift or self.first_slot) or axes["K"] > 1)
-            and (not self.token_shift or axes["B"] > 1)
-        )
+        ids = torch.arange(axes["B"] * axes["K"]).view(axes["B"], axes["K"])
+        picks = [p for p in (self.pick13, self.pick13_scale, self.pick2, self.pick2_scale) if p is not own]
+        moves = not picks or any(not torch.equal(p(ids), ids) for p in picks)
+        return moves and self.drop_l < axes["L"] and self.drop_i < axes["I"]
 
 
 GOLDEN = Recipe()
 BASELINE = Recipe(dtype=torch.float32, tanh=tanh_low)
 HIGH = Recipe(dtype=torch.float32, tanh=tanh_high)
-
-MISTAKES: Mapping[str, tuple[str, str, Recipe]] = {
-    "swapped-gate-up": ("swapped-gate-up", "up rows are taken for gate rows", Recipe(swap_gate_up=True)),
-    "interleaved-gate-up": (
-        "swapped-gate-up",
-        "gate and up rows are read as alternating instead of as halves",
-        Recipe(interleaved=True),
-    ),
-    "no-w13-scale": ("missing-scale", "the scales of w13 are not applied", Recipe(scale13=False)),
-    "no-w2-scale": ("missing-scale", "the scales of w2 are not applied", Recipe(scale2=False)),
-    "no-scales": ("missing-scale", "no scale is applied", Recipe(scale13=False, scale2=False)),
-    "next-slot": ("wrong-expert", "each slot uses the expert of the next slot", Recipe(slot_shift=1)),
-    "previous-slot": ("wrong-expert", "each slot uses the expert of the slot before", Recipe(slot_shift=-1)),
-    "first-slot": ("wrong-expert", "every slot uses the expert of the first slot", Recipe(first_slot=True)),
-    "next-token": ("wrong-expert", "each token uses the experts of the next token", Recipe(token_shift=1)),
-    "nibble-order": ("nibble-order", "the high nibble is taken first", Recipe(high_nibble_first=True)),
-    "rounded-gate-up": (
-        "wrong-rounding",
-        "gate and up are rounded to bf16 before SiTU",
-        Recipe(round_gate_up=True),
-    ),
-    **{
-        f"dropped-l-{n}": (
-            "dropped-tail",
-            f"the last {n} elements are left out of the sum over L",
-            Recipe(drop_l=n),
-        )
-        for n in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-    },
-    **{
-        f"dropped-i-{n}": (
-            "dropped-tail",
-            f"the last {n} elements are left out of the sum over I",
-            Recipe(drop_i=n),
-        )
-        for n in (8, 16, 32, 64, 128, 256)
-    },
-}
-"""Rule, description and recipe of each known mistake, by unique name."""
 
 
 def distinct(ids: torch.Tensor) -> list[int]:
@@ -123,39 +88,43 @@ def run_experts(
 
     `inputs` holds `w13`, `w13_scale`, `w2`, `w2_scale`; only the experts that `ids` names are touched.
     """
-    if recipe.slot_shift:
-        ids = ids.roll(-recipe.slot_shift, dims=1)
-    if recipe.first_slot:
-        ids = ids[:, :1].expand_as(ids)
-    if recipe.token_shift:
-        ids = ids.roll(-recipe.token_shift, dims=0)
-    x = latent.to(recipe.dtype)
-    out = torch.empty(*ids.shape, latent.shape[1], dtype=recipe.dtype)
-    for expert in distinct(ids):
-        tokens, slots = (ids == expert).nonzero(as_tuple=True)
-        out[tokens, slots] = _one_expert(inputs, expert, x[tokens], recipe)
+    x = latent.to(recipe.dtype).unsqueeze(1).expand(-1, ids.shape[1], -1)
+    sums = _per_slot(inputs, "w13", recipe.pick13(ids), recipe.pick13_scale(ids), x, recipe)
+    hidden = to_bf16(_activation(sums, recipe)).to(recipe.dtype)
+    return _per_slot(inputs, "w2", recipe.pick2(ids), recipe.pick2_scale(ids), hidden, recipe)
+
+
+def _per_slot(
+    inputs: Tensors, name: str, ids: torch.Tensor, scale_ids: torch.Tensor, x: torch.Tensor, recipe: Recipe
+) -> torch.Tensor:
+    """Products of each slot's matrix with its vector `x` `[B, K, n]`; every matrix is decoded once."""
+    scaled, drop = (recipe.scale13, recipe.drop_l) if name == "w13" else (recipe.scale2, recipe.drop_i)
+    out = torch.empty(*ids.shape, inputs[name].shape[1], dtype=recipe.dtype)
+    pairs = zip(ids.flatten().tolist(), scale_ids.flatten().tolist(), strict=True)
+    for expert, scale_expert in sorted(set(pairs)):
+        tokens, slots = ((ids == expert) & (scale_ids == scale_expert)).nonzero(as_tuple=True)
+        matrix = _matrix(inputs, name, expert, scale_expert if scaled else None, recipe)
+        out[tokens, slots] = _product(x[tokens, slots], matrix, drop)
     return out
 
 
-def _one_expert(inputs: Tensors, expert: int, x: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    w13 = _matrix(inputs, "w13", expert, recipe.scale13, recipe)
-    gate, up = _product(x, w13, recipe.drop_l).chunk(2, dim=-1)
-    if recipe.interleaved:
-        both = torch.cat((gate, up), dim=-1)
-        gate, up = both[..., 0::2], both[..., 1::2]
+def _activation(sums: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    gate, up = (sums[..., 0::2], sums[..., 1::2]) if recipe.interleaved else sums.chunk(2, dim=-1)
     if recipe.swap_gate_up:
         gate, up = up, gate
     if recipe.round_gate_up:
         gate, up = to_bf16(gate).to(recipe.dtype), to_bf16(up).to(recipe.dtype)
-    hidden = to_bf16(situ(gate, up, recipe.tanh)).to(recipe.dtype)
-    return _product(hidden, _matrix(inputs, "w2", expert, recipe.scale2, recipe), recipe.drop_i)
+    return situ(gate, up, recipe.tanh)
 
 
-def _matrix(inputs: Tensors, name: str, expert: int, scaled: bool, recipe: Recipe) -> torch.Tensor:
+def _matrix(
+    inputs: Tensors, name: str, expert: int, scale_expert: int | None, recipe: Recipe
+) -> torch.Tensor:
     packed = inputs[name][expert]
     if recipe.high_nibble_first:
         packed = (packed >> 4) | (packed << 4)
-    return mxfp4.decode(packed, inputs[f"{name}_scale"][expert] if scaled else None, recipe.dtype)
+    scale = None if scale_expert is None else inputs[f"{name}_scale"][scale_expert]
+    return mxfp4.decode(packed, scale, recipe.dtype)
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, drop: int) -> torch.Tensor:
