@@ -96,7 +96,7 @@ class PtxValues:
             state.update({name: Value(None, v.roots) for name, v in state.items()})
 
     def walk(self, block: int) -> Iterator[int]:
-        """Instruction indices of a block; meanwhile `operand` answers for the point before the instruction."""
+        """Instruction indices of a block; meanwhile `operand` answers for the point before each of them."""
         self._here = dict(self._entry.get(block, {}))
         for at in range(self._graph.blocks[block].start, self._graph.blocks[block].end):
             yield at

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from workbench.isa.sass.model import SassAddress, SassConst, SassInstruction, SassOperand, SassReg
+from workbench.isa.sass.model import SassAddress, SassConst, SassImm, SassInstruction, SassOperand, SassReg
 
 _NO_RESULT = """
 BRA BRX BRXU JMP JMX JMXU CALL EXIT RET KILL BSSY BSYNC BREAK BAR BMOV WARPSYNC YIELD NANOSLEEP NOP
@@ -114,7 +114,9 @@ def writes(i: SassInstruction) -> tuple[str, ...]:
         if isinstance(operand, SassReg):
             found += span(operand.name, 1 if operand.predicate else width)
     if i.opcode == "R2P":
-        found += [f"P{n}" for n in range(7)]
+        mask = i.operands[-1]
+        bits = mask.value if isinstance(mask, SassImm) else 0x7F
+        found += [f"P{n}" for n in range(7) if bits >> n & 1]
     return tuple(dict.fromkeys(found))
 
 

@@ -17,6 +17,8 @@ class SassReg:
     """`-R4`, `~R4` or `!P0`."""
     wide: bool = False
     """`R4.64`: the pair R4, R5."""
+    byte: int = 0
+    """`R4.B2`: the byte that is read."""
 
     @property
     def predicate(self) -> bool:

@@ -121,7 +121,9 @@ def _split(text: str) -> list[str]:
 
 def _operand(text: str) -> SassOperand:
     if (m := _REGISTER.match(text)) is not None:
-        return SassReg(m["name"], any(c in m["sign"] for c in "-!~"), ".64" in m["tail"])
+        byte = re.search(r"\.B([1-3])\b", m["tail"])
+        negated = any(c in m["sign"] for c in "-!~")
+        return SassReg(m["name"], negated, ".64" in m["tail"], int(byte[1]) if byte else 0)
     if _HEX.match(text):
         return SassImm(int(text, 0))
     if (m := _LABEL_OPERAND.match(text)) is not None:

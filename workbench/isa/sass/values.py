@@ -271,6 +271,8 @@ class SassValues:
         if i.opcode in ("LDC", "LDCU", "ULDC"):
             return self._load_constant(i, state)
         values = [self.operand(o, state) for o in read]
+        if i.opcode == "R2P":
+            return self._unpack(i, names, state)
         if targets and targets[0].predicate:
             return self._predicate_results(i, targets, values)
         roots = union(
@@ -346,6 +348,17 @@ class SassValues:
             result = None if known[0] is None else self.threads.first_lane(known[0])
             found[targets[1].name] = Value(result, values[0].roots)
         return found
+
+    def _unpack(self, i: SassInstruction, names: tuple[str, ...], state: Registers) -> dict[str, Value]:
+        """R2P: predicate n gets bit n of a register's byte."""
+        source = i.operands[1] if len(i.operands) == 3 else None
+        if not isinstance(source, SassReg):
+            return {}
+        known = self.operand(source, state).known
+        if known is None:
+            return {}
+        moved = known >> np.uint64(8 * source.byte)
+        return {name: Value((moved >> np.uint64(int(name[1:]))) & np.uint64(1)) for name in names}
 
     def _vote(self, mode: str, votes: Lanes) -> Lanes | None:
         warps = (self.threads.linear // np.uint64(32)).astype(np.intp)

@@ -254,7 +254,7 @@ def artifact_launches(artifact: Artifact) -> list[Launch]:
 def audit(artifact: Artifact, sass: SassModule | None = None) -> Check:
     """Check `ordering/static`: the PTX and the SASS of every launch of an artifact.
 
-    The cubin is disassembled here if `sass` is not given. Without a disassembler the verdict is unknown at best.
+    The cubin is disassembled here if `sass` is not given; without a disassembler nothing passes.
 
     Raises:
         PtxSyntaxError: if the artifact's PTX cannot be parsed.

@@ -77,9 +77,9 @@ class AuditDocument(_Document):
 def audit_file(path: Path, contract_path: Path | None = None) -> AuditDocument:
     """Audit every kernel of a `.ptx` or `.cubin` file.
 
-    A sibling of the same stem and the other suffix is audited together with it; a PTX without one is assembled
-    by ptxas, if that is installed. A kernel the contract does not mention, or every kernel if there is none, is
-    audited with nothing assumed of its launch, so that only what holds for any launch passes.
+    A sibling of the same stem and the other suffix is audited together with it; a PTX without one is
+    assembled if ptxas is installed. A kernel the contract does not mention, or every kernel if there is none,
+    is audited with nothing assumed of its launch, so that only what holds for any launch passes.
 
     Raises:
         ContentError: if a file cannot be read or used; names it.
