@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from kernels import copy, request
+from candidates import copy, request
 
 from workbench.artifact import Artifact
 from workbench.compile import ArtifactCache, CompileServer, compile_candidate

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 import pytest
+from candidates import request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels import request
 
 from workbench.artifact import BoundBuffer, Launch, Relocation
 from workbench.compile import CompileError, CompileServer, compile_candidate, launches, recover_launches

@@ -5,7 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from kernels import SCALE, copy, request
+from candidates import SCALE, copy, request
 
 from workbench.artifact import Artifact, KernelParam
 from workbench.compile import (

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernels import SCALE, copy, request
+from candidates import SCALE, copy, request
 
 from workbench.compile import FENCES, CompileError, CompileServer, Limits, sandbox_capabilities
 
@@ -260,7 +260,7 @@ def test_nothing_is_left_when_the_user_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "user.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from kernels import copy, request\n"
+        "from candidates import copy, request\n"
         "from workbench.compile import CompileServer, Limits\n"
         "s = CompileServer(); s.trace(request(copy()), Limits())\n"
         "print(s.pid, flush=True)\n"

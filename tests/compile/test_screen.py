@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kernels import SCALE, copy, request
+from candidates import SCALE, copy, request
 
 from workbench.compile import CompileError, CompileServer, compile_candidate, screen
 
