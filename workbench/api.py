@@ -247,7 +247,7 @@ def propose(
     if resume is None:
         if op is None:
             raise WorkbenchError(
-                "name the op to propose for (`workbench ops` lists them), or a run to resume"
+                "say what to propose for with --op OP (`workbench ops` lists them), or --resume RUN"
             )
         workload = workload or default_workload(op, where)
     return offline.propose(

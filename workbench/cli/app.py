@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from workbench.cli import audit, db, doctor, export, init, ops, propose, report, tune, verify
-from workbench.cli.shell import Exit, complain
+from workbench.cli.shell import Exit, Interrupted, complain
 from workbench.errors import WorkbenchError
 
 app = typer.Typer(
@@ -58,6 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
         code = app(args=words, prog_name="workbench", standalone_mode=False)
     except typer.TyperException as e:
         return _usage(e)
+    except Interrupted as e:
+        complain(str(e))
+        return Exit.INTERRUPTED
     except WorkbenchError as e:
         if "--debug" in words:
             traceback.print_exc()

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import typer
-
-from workbench.cli.shell import Exit, Shell, complain, console
+from workbench.cli.shell import Interrupted, Shell, console
 
 if TYPE_CHECKING:
     from workbench.agent.events import OnEvent
@@ -25,5 +23,5 @@ def followed(shell: Shell) -> Iterator[OnEvent]:
         except KeyboardInterrupt:
             if progress.run_id is None:
                 raise
-            complain(f"interrupted; continue with `workbench propose --resume {progress.run_id}`")
-            raise typer.Exit(Exit.INTERRUPTED) from None
+            how = f"workbench propose --resume {progress.run_id}"
+            raise Interrupted(f"interrupted; continue with `{how}`") from None

@@ -36,6 +36,10 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+class Interrupted(WorkbenchError):  # noqa: N818
+    """Ctrl-C during work that can be continued; the message says how."""
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress and no tables; errors still show.")
