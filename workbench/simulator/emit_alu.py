@@ -289,7 +289,7 @@ def half_to_f32(e: Emitter, value: Value, kind: str) -> Value:
             else:
                 memo[key] = e.code.let(f"f16_to_f32({raw})")
         name = memo[key]
-    return Value(32, {"f32": name}, bits=8 if kind == "bf16" else value.bits16, dirty=kind == "f16")
+    return Value(32, {"f32": name}, bits=8 if kind == "bf16" else value.bits16, dirty=True)
 
 
 def _part_to_f32(e: Emitter, parent: Value, which: int, kind: str) -> str:
