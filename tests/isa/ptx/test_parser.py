@@ -201,6 +201,11 @@ def test_directives_locations_and_sections() -> None:
     assert first.line == 16
 
 
+def test_files_may_be_named_after_the_kernels() -> None:
+    k = parse(HEAD + '.entry k { .loc 1 3 4\nret; }\n.file 1 "late.py"\n').kernels[0]
+    assert k.instructions[0].loc == Loc("late.py", 3, 4)
+
+
 def test_variables_and_initialisers() -> None:
     m = module(
         ".shared .align 16 .b8 s[64]; ret;",

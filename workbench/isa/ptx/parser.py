@@ -31,7 +31,7 @@ class _ModuleParser:
     def __init__(self, text: str) -> None:
         self.tokens = Tokens(text)
         self.at = 0
-        self.files: dict[int, str] = {}
+        self.files = self._all_files()
         self.variables: list[Variable] = []
         self.kernels: list[Kernel] = []
         self.functions: dict[str, None] = {}
@@ -166,10 +166,19 @@ class _ModuleParser:
         else:
             raise self._fail("a module directive such as '.entry', '.func', '.global' or '.file'")
 
+    def _all_files(self) -> dict[int, str]:
+        """File names by number; CuTe DSL writes them after the kernels that refer to them."""
+        text = self.tokens.text
+        return {
+            int(text[n + 1]): text[n + 2][1:-1]
+            for n, token in enumerate(text[:-2])
+            if token == ".file" and text[n + 1].isdigit() and len(text[n + 1]) < 19
+        }
+
     def _file(self) -> None:
         self.at += 1
-        index = self._constant()
-        self.files[index] = self._string("a file name in double quotes")
+        self._constant()
+        self._string("a file name in double quotes")
         while self.tokens.text[self.at] == ",":
             self.at += 1
             self._constant()

@@ -1,6 +1,6 @@
 """Memory ordering, decided statically on PTX and SASS; no GPU and no run of the kernel is needed."""
 
-from workbench.verify.ordering.audit import RULES, KernelAudit, audit, audit_chain, audit_kernel
+from workbench.verify.ordering.static import RULES, KernelAudit, audit, audit_chain, audit_kernel
 from workbench.verify.ordering.files import AuditDocument, AuditFinding, AuditTarget, audit_file, document_of
 
 __all__ = [

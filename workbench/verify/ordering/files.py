@@ -12,7 +12,7 @@ from workbench.isa.cubin import Cubin, read_cubin
 from workbench.isa.ptx import Module, PtxSyntaxError, parse
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.verify.contract import Contract, load_contract
-from workbench.verify.ordering.audit import (
+from workbench.verify.ordering.static import (
     KernelAudit,
     analyse_forms,
     audit_kernel,
