@@ -110,21 +110,40 @@ def test_tpe_beats_random_on_a_known_landscape() -> None:
     assert mean["tpe"] > 0.95
 
 
-def test_tpe_beats_random_on_measured_spaces() -> None:
-    """Replays two of the measured spaces; the full figures are in the README of the data."""
-    files = [DATA / "gemm_RTX_3090.json.gz", DATA / "dedispersion_W7800.json.gz"]
+def fractions(names: list[str], seeds: int) -> dict[tuple[str, int], float]:
+    """Mean fraction of the optimum over measured spaces, by sampler and budget; skips without the data."""
+    files = [DATA / f"{n}.json.gz" for n in names]
     if not all(f.exists() for f in files):
         pytest.skip(f"the measured search spaces are not at {DATA}")
-    sums = {(name, budget): 0.0 for name in SAMPLERS for budget in (50, 100)}
+    means: dict[tuple[str, int], float] = {}
     for file in files:
         space = load_space(file)
         for name in SAMPLERS:
-            report = replay(space, name, budget=100, seeds=2, budgets=(50,))
+            report = replay(space, name, budget=100, seeds=seeds, budgets=(50,))
             for budget, fraction in report.fraction_of_optimum.items():
                 assert 0 < fraction <= 1
-                sums[name, budget] += fraction / 2
-    assert sums["tpe", 50] > sums["random", 50] + 0.03, sums
-    assert sums["tpe", 100] > sums["random", 100] + 0.03, sums
+                means[name, budget] = means.get((name, budget), 0.0) + fraction / len(files)
+    return means
+
+
+def test_tpe_beats_random_on_a_measured_space() -> None:
+    mean = fractions(["gemm_RTX_3090"], 2)
+    assert mean["tpe", 50] > mean["random", 50] + 0.03 and mean["tpe", 100] > mean["random", 100] + 0.03, mean
+
+
+@pytest.mark.slow
+def test_tpe_beats_random_on_all_measured_spaces() -> None:
+    """Over ten seeds random reaches 0.804 and 0.832, Kernel Tuner's best strategies 0.856 and 0.942."""
+    spaces = [
+        "convolution_A100",
+        "convolution_MI250X",
+        "dedispersion_A100",
+        "dedispersion_W7800",
+        "gemm_RTX_3090",
+    ]
+    mean = fractions(spaces, 3)
+    assert mean["tpe", 50] > mean["random", 50] + 0.03 and mean["tpe", 100] > mean["random", 100] + 0.03, mean
+    assert mean["tpe", 50] > 0.82 and mean["tpe", 100] > 0.88, mean
 
 
 def test_unknown_sampler_names_the_nearest() -> None:

@@ -7,6 +7,7 @@ from workbench.tune.points import Points
 from workbench.tune.replay import ReplayReport, ReplaySpace, load_space, replay
 from workbench.tune.samplers import SAMPLERS, Observation, RandomSampler, Sampler, TpeSampler, make_sampler
 from workbench.tune.study import ABANDONED, State, Study, StudyIdentity, Trial
+from workbench.tune.warm import earlier_winners
 
 __all__ = [
     "ABANDONED",
@@ -22,6 +23,7 @@ __all__ = [
     "StudyIdentity",
     "TpeSampler",
     "Trial",
+    "earlier_winners",
     "load_space",
     "make_sampler",
     "replay",
