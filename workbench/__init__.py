@@ -2,7 +2,7 @@
 
     import workbench as wb
 
-    report = wb.verify(wb.compile("row", op="rmsnorm"))
+    report = wb.verify_kernel(wb.compile_kernel("row", op="rmsnorm"))
 
 Names are loaded when they are first used: the import costs nothing and needs neither torch nor cutlass.
 """
@@ -17,18 +17,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from workbench.api import (
         audit,
-        compile,  # noqa: A004
+        compile_kernel,
         describe,
-        export,
-        kernel,
+        export_kernel,
         load_op,
         load_template,
         predict,
         propose,
         roofline,
         simulate,
-        tune,
-        verify,
+        tune_template,
+        verify_kernel,
     )
     from workbench.cost import load_machine
     from workbench.export import load_exported
@@ -49,10 +48,9 @@ __all__ = [
     "Workspace",
     "__version__",
     "audit",
-    "compile",
+    "compile_kernel",
     "describe",
-    "export",
-    "kernel",
+    "export_kernel",
     "load_exported",
     "load_machine",
     "load_op",
@@ -64,8 +62,8 @@ __all__ = [
     "roofline",
     "show",
     "simulate",
-    "tune",
-    "verify",
+    "tune_template",
+    "verify_kernel",
 ]
 
 

@@ -57,7 +57,7 @@ def default_workload(op: str, workspace: Workspace | None = None) -> str:
     return load_op(op, workspace).workloads[0].name
 
 
-def kernel(
+def compile_kernel(
     kernel: str | Path,
     *,
     op: str | None = None,
@@ -98,19 +98,6 @@ def kernel(
     return _compiled(template, workload, knobs or {}, arch or DEFAULT_ARCH, where)
 
 
-def compile(  # noqa: A001
-    template: str | Path,
-    *,
-    op: str | None = None,
-    workload: str | None = None,
-    knobs: Mapping[str, Value] | None = None,
-    arch: str = DEFAULT_ARCH,
-    workspace: Workspace | None = None,
-) -> Artifact:
-    """Compile a template or candidate file at one point of its space; see `kernel`."""
-    return kernel(template, op=op, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
-
-
 def simulate(
     artifact: Artifact, *, level: str = "screen", seed: int = 0, workspace: Workspace | None = None
 ) -> Verification:
@@ -137,7 +124,7 @@ def check_level(level: str) -> None:
         raise UnknownNameError("level", level, LEVELS)
 
 
-def verify(
+def verify_kernel(
     artifact: Artifact, *, level: str = "full", seed: int = 0, workspace: Workspace | None = None
 ) -> Report:
     """Check an artifact's numerics, memory accesses and ordering; the arguments are those of `simulate`."""
@@ -202,7 +189,7 @@ def audit(
         return audit_file(path, contract)
     if contract is not None:
         raise WorkbenchError(f"{path} says itself how it is launched; leave the contract out")
-    artifact = kernel(path, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
+    artifact = compile_kernel(path, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
     document = audit_launches(artifact, str(path))
     return document if name is None else _only(document, name)
 
@@ -266,7 +253,7 @@ def propose(
     )
 
 
-def tune(
+def tune_template(
     op: str,
     template: str | None = None,
     workload: str | None = None,
@@ -308,7 +295,7 @@ def _batch(trials: int) -> int:
     return max(size for size in range(1, 9) if trials % size == 0)
 
 
-def export(
+def export_kernel(
     artifact: Artifact,
     *,
     waive: Collection[str] = (),

@@ -47,11 +47,11 @@ def command(
 
     shell = Shell(json, quiet, debug)
     workspace = shell.workspace()
-    subject = api.kernel(
+    subject = api.compile_kernel(
         kernel, op=op, workload=workload, knobs=parse_knobs(knob or []), arch=arch, workspace=workspace
     )
     shell.note(f"verifying {subject.op}/{subject.template} at {subject.workload} on the simulator (full)")
-    document = api.export(subject, waive=waive or (), machine=machine, seed=seed, workspace=workspace)
+    document = api.export_kernel(subject, waive=waive or (), machine=machine, seed=seed, workspace=workspace)
     shell.show(
         document,
         lambda console: console.print(

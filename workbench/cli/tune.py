@@ -57,7 +57,7 @@ def command(
     if objective != "predicted":
         raise UnknownNameError("objective", objective, ["predicted"])
     with followed(shell) as on_event:
-        result = api.tune(
+        result = api.tune_template(
             op,
             template,
             workload,

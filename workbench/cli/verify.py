@@ -52,7 +52,7 @@ def command(
     if device != "simulator":
         raise UnknownNameError("device", device, ["simulator"])
     api.check_level(level)
-    subject = api.kernel(
+    subject = api.compile_kernel(
         kernel,
         op=op,
         workload=workload,
@@ -61,6 +61,6 @@ def command(
         workspace=shell.workspace(),
     )
     shell.note(f"verifying {subject.op}/{subject.template} at {subject.workload} on the simulator ({level})")
-    report = api.verify(subject, level=level, seed=seed, workspace=shell.workspace())
+    report = api.verify_kernel(subject, level=level, seed=seed, workspace=shell.workspace())
     shell.show(report, lambda console: print_report(report, console, Listing.of(subject)))
     raise typer.Exit(exit_code(report.verdict, strict))
