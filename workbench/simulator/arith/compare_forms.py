@@ -25,22 +25,31 @@ _TRUE: dict[str, np.generic] = {
 }
 
 
-def forms() -> Iterator[Form]:
-    """Yield the forms of this module."""
-    for source, operator, ftz in _comparisons():
+def setp_forms() -> Iterator[Form]:
+    """Yield the forms of `setp`."""
+    for source, operator, ftz, join, mods in _variants(_comparisons()):
+        yield from _setp(mods, source, _comparison(source, operator, ftz), join)
+    for kind, operator, ftz, join, mods in _variants(_packed_comparisons()):
+        yield _setp_packed(f"setp{mods}.{kind}x2", kind, _comparison(kind, operator, ftz), join)
+
+
+def set_forms() -> Iterator[Form]:
+    """Yield the forms of `set`."""
+    for source, operator, ftz, join, mods in _variants(_comparisons()):
         test = _comparison(source, operator, ftz)
-        for join in _JOINS:
-            name = f".{operator}{'.' + join if join else ''}{'.ftz' if ftz else ''}"
-            yield from _setp(name, source, test, join)
-            for target in _set_targets(source, ftz):
-                yield _set(f"set{name}.{target}.{source}", source, target, test, join)
-    for kind, operator, ftz in _packed_comparisons():
+        for target in _set_targets(source, ftz):
+            yield _set(f"set{mods}.{target}.{source}", source, target, test, join)
+    for kind, operator, ftz, join, mods in _variants(_packed_comparisons()):
         test = _comparison(kind, operator, ftz)
+        for target in (f"{kind}x2", "u32", "s32"):
+            yield _set_packed(f"set{mods}.{target}.{kind}x2", kind, target, test, join)
+
+
+def _variants(rows: Iterator[tuple[str, str, bool]]) -> Iterator[tuple[str, str, bool, str, str]]:
+    for source, operator, ftz in rows:
         for join in _JOINS:
-            name = f".{operator}{'.' + join if join else ''}{'.ftz' if ftz else ''}"
-            yield _setp_packed(f"setp{name}.{kind}x2", kind, test, join)
-            for target in (f"{kind}x2", "u32", "s32"):
-                yield _set_packed(f"set{name}.{target}.{kind}x2", kind, target, test, join)
+            mods = f".{operator}{'.' + join if join else ''}{'.ftz' if ftz else ''}"
+            yield source, operator, ftz, join, mods
 
 
 def _comparisons() -> Iterator[tuple[str, str, bool]]:

@@ -30,6 +30,7 @@ def forms() -> Iterator[Form]:
     yield from _tf32()
     yield from _minifloats()
     yield from _scales()
+    yield from _integer_packs()
 
 
 def _numpy(t: str) -> str:
@@ -235,3 +236,20 @@ def _scales() -> Iterator[Form]:
         yield form(f"{mods}.f32", minifloat.pack_e8m0_f32(mode, satfinite), "f32 f32", "b16", "convert")
         yield form(f"{mods}.bf16x2", minifloat.pack_e8m0_bf16(mode, satfinite), "bf16x2", "b16", "convert")
     yield form("cvt.rn.bf16x2.ue8m0x2", minifloat.e8m0x2_to_bf16x2, "b16", "bf16x2", "convert")
+
+
+def _integer_packs() -> Iterator[Form]:
+    for kind, signed in (("u16", False), ("s16", True)):
+
+        def two(a: Array, b: Array, signed: bool = signed) -> Array:
+            return convert.pack_saturated(a, b, 16, signed)
+
+        yield form(f"cvt.pack.sat.{kind}.s32", two, "s32 s32", "b32", "convert")
+    for width in (2, 4, 8):
+        for kind, signed in ((f"u{width}", False), (f"s{width}", True)):
+
+            def three(a: Array, b: Array, c: Array, width: int = width, signed: bool = signed) -> Array:
+                out: Array = convert.pack_saturated(a, b, width, signed) | (c << np.uint32(2 * width))
+                return out
+
+            yield form(f"cvt.pack.sat.{kind}.s32.b32", three, "s32 s32 b32", "b32", "convert")

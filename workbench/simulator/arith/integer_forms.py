@@ -23,7 +23,6 @@ def forms() -> Iterator[Form]:
     yield from _bits()
     yield from _logic()
     yield from _selection()
-    yield from _pack()
 
 
 def _f(name: str, function: Function, operands: str, result: str) -> Form:
@@ -195,20 +194,3 @@ def _selection() -> Iterator[Form]:
 
 def _slct_ftz(a: Array, b: Array, c: Array) -> Array:
     return compare.slct(a, b, convert.flush_if(c, True))
-
-
-def _pack() -> Iterator[Form]:
-    for kind, signed in (("u16", False), ("s16", True)):
-
-        def two(a: Array, b: Array, signed: bool = signed) -> Array:
-            return convert.pack_saturated(a, b, 16, signed)
-
-        yield form(f"cvt.pack.sat.{kind}.s32", two, "s32 s32", "b32", "convert")
-    for width in (2, 4, 8):
-        for kind, signed in ((f"u{width}", False), (f"s{width}", True)):
-
-            def three(a: Array, b: Array, c: Array, width: int = width, signed: bool = signed) -> Array:
-                out: Array = convert.pack_saturated(a, b, width, signed) | (c << np.uint32(2 * width))
-                return out
-
-            yield form(f"cvt.pack.sat.{kind}.s32.b32", three, "s32 s32 b32", "b32", "convert")

@@ -38,8 +38,16 @@ NaN
     leaves whatever the CPU makes and the engine calls `canonicalise_f32/f64` when bits are observed (stored,
     shuffled, moved to an integer); 16-bit and narrower formats are always canonical.
 Subnormals
-    without .ftz are kept; with .ftz inputs and results are flushed to sign-preserving zero. The engine checks
-    once that the process itself does not flush.
+    without .ftz are kept; with .ftz inputs and rounded results are flushed to sign-preserving zero. The
+    engine checks once that the process itself does not flush.
+Where the ISA is silent
+    NaN results are "unspecified": f32 and tf32 0x7fffffff, f16 and bf16 0x7fff. `.sat` and
+    `.relu` make +0 of -0. Integer division by zero gives all ones, the remainder then is the dividend. e8m0
+    drops the sign (as NVIDIA's host code does). `cvt.rs` to f16x2 and bf16x2 adds the random bits to as many
+    bits below the last kept one, for subnormal results too (as published B200 measurements show).
+Not known, hence None
+    `fma.oob` (the pattern of OOB-NaN is not documented), s2f6x2, `cvt.rs` to x4 formats (the layout of its
+    random bits is only in figures), `clmad`, the video instructions (`vadd`, ...), 128-bit types.
 
 `forms()` lists every form the registry knows, for tests that compare all of them with an oracle.
 """
@@ -124,7 +132,7 @@ def lookup(instruction: Instruction) -> Semantics | None:
 
 def forms() -> tuple[Form, ...]:
     """Return every known form."""
-    return tuple(_table().values())
+    return tuple(form for family in ("", "set", "setp", "cvt") for form in _table(family).values())
 
 
 @cache
@@ -143,22 +151,27 @@ def _key(text: str) -> Key:
 
 
 def _find(instruction: Instruction, flat: tuple[Operand, ...]) -> Form | None:
-    return _table().get((_normal(instruction.name), len(destinations(instruction)), len(flat)))
+    key = (_normal(instruction.name), len(destinations(instruction)), len(flat))
+    return _table(instruction.opcode).get(key)
 
 
 @cache
-def _table() -> dict[Key, Form]:
+def _table(opcode: str) -> dict[Key, Form]:
+    """Return the forms of an opcode's family; the large families are made only when asked for."""
+    from workbench.simulator.arith import compare_forms, convert_forms, float_forms, integer_forms
+
+    families = {
+        "set": (compare_forms.set_forms,),
+        "setp": (compare_forms.setp_forms,),
+        "cvt": (convert_forms.forms,),
+    }
+    if opcode not in families and opcode:
+        return _table("")
     table: dict[Key, Form] = {}
-    for module in _modules():
-        for form in module.forms():
+    for make in families.get(opcode, (integer_forms.forms, float_forms.forms)):
+        for form in make():
             key = _key(form.text)
             if key in table:
                 raise AssertionError(f"{form.text} is registered twice")
             table[key] = form
     return table
-
-
-def _modules() -> tuple[Any, ...]:
-    from workbench.simulator.arith import compare_forms, convert_forms, float_forms, integer_forms
-
-    return (integer_forms, float_forms, compare_forms, convert_forms)

@@ -75,8 +75,8 @@ class Form:
 def canonicalise_f32(array: Array) -> Array:
     """Return `array` (float32, any shape) with every NaN replaced by the PTX canonical NaN 0x7fffffff.
 
-    The ISA (9.7.3) says "an unspecified NaN"; 0x7fffffff is what NVIDIA GPUs return. The input itself is
-    returned when it holds no NaN.
+    The ISA (9.7.3) says "an unspecified NaN"; the CUDA programming guide (Floating-Point Standard) names this
+    one for GPUs. The input itself is returned when it holds no NaN.
     """
     nan = np.isnan(array)
     if not nan.any():
