@@ -143,6 +143,15 @@ def test_only_its_own_folder_is_writable(server: CompileServer, tmp_path: Path) 
     assert trace(server, "open('here', 'w').write('x')") is None
 
 
+@fenced("landlock")
+def test_a_home_on_the_import_path_is_not_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("sk-secret")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with CompileServer() as own:
+        error = trace(own, f"raise RuntimeError(open({str(tmp_path / 'key')!r}).read())")
+        assert error is not None and "Permission denied" in error.message
+
+
 def test_disk(server: CompileServer) -> None:
     error = trace(server, "open('f', 'wb').write(bytes(64 << 20))")
     assert error is not None and "File too large" in error.message

@@ -154,12 +154,17 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 def readable_paths() -> list[str]:
     """What compiling needs to read: Python, its packages, system libraries, a few system files."""
-    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if os.path.isdir(p))}  # noqa: PTH112
-    home = os.path.realpath("/proc/self")
+    # Of the import path only what installers fill: another entry may be a user's whole home.
+    packages = [
+        p for p in sys.path if p.rstrip("/").endswith(("site-packages", "dist-packages", "dsl_packages"))
+    ]
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, own, *packages}
+    this_process = os.path.realpath("/proc/self")
     system = [
         "/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime",
         "/usr/share/zoneinfo", "/dev/urandom", "/dev/random", "/dev/null", "/dev/zero", "/proc/cpuinfo",
-        "/proc/meminfo", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu", home,
+        "/proc/meminfo", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu", this_process,
     ]  # fmt: skip
     return sorted(os.path.realpath(f) for f in folders) + system
 
