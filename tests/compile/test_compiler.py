@@ -3,6 +3,8 @@
 import hashlib
 import multiprocessing
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -371,3 +373,22 @@ def test_limits_reach_ptxas(server: CompileServer) -> None:
     with pytest.raises(CompileError) as caught:
         assemble(artifact.ptx, artifact.arch, (), Limits(seconds=1e-6))
     assert caught.value.kind == "timeout"
+
+
+def test_importing_the_package_is_cheap() -> None:
+    """Neither the DSL nor torch comes into the process of a user: candidates' compiler runs elsewhere."""
+    code = "import sys, workbench.compile; print({'cutlass', 'torch', 'optuna'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_compiling_imports_no_dsl_here() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from candidates import copy, request\n"
+        "from workbench.compile import compile_candidate\n"
+        "compile_candidate(request(copy()))\n"
+        "print({'cutlass', 'torch'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
