@@ -340,6 +340,31 @@ def test_concurrent_writers_and_one_killed(tmp_path: Path) -> None:
     assert len(RecordStore(path)) == len(records) + 1
 
 
+def test_hash_of_a_verifier_covers_what_it_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from workbench import ops
+    from workbench.records import hash_verifier
+
+    path = tmp_path / "v.py"
+    path.write_text("OP = 1")
+    first = hash_verifier(path)
+    assert hash_verifier(path) == first
+    path.write_text("OP = 2")
+    second = hash_verifier(path)
+    copy = tmp_path / "ops"
+    shutil.copytree(Path(ops.__file__).parent, copy)
+    monkeypatch.setattr(ops, "__file__", str(copy / "__init__.py"))
+    assert hash_verifier(path) == second
+    helper = copy / "compare.py"
+    helper.write_text(helper.read_text() + "\n# changed")
+    assert len({first, second, hash_verifier(path)}) == 3
+    with pytest.raises(WorkbenchError, match="cannot read"):
+        hash_verifier(tmp_path / "none.py")
+
+
 def test_import_of_the_package_is_cheap() -> None:
     import subprocess
     import sys

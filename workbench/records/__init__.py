@@ -16,6 +16,7 @@ from workbench.records.model import (
     differences,
     hash_file,
     hash_tolerances,
+    hash_verifier,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "differences",
     "hash_file",
     "hash_tolerances",
+    "hash_verifier",
 ]
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from workbench import ops
 from workbench.artifact import Artifact, BoundBuffer, Resources, Toolchain, stable_hash
 from workbench.errors import WorkbenchError
 from workbench.ops.model import Op
@@ -86,7 +87,7 @@ class RecordKey(_Data):
     tolerance_hash: str
     """Hash of the tolerance policy that the verdict was reached under."""
     verifier_hash: str
-    """Hash of the verifier's source."""
+    """Hash of the verifier's source and of what it is made of."""
 
     @property
     def hash(self) -> str:
@@ -182,6 +183,16 @@ def hash_file(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as e:
         raise WorkbenchError(f"cannot read {path}: {e.strerror or e}") from e
+
+
+def hash_verifier(path: Path) -> str:
+    """Hash of a verifier's file and of `workbench.ops`, whose functions verifiers are made of.
+
+    Raises:
+        WorkbenchError: if a file cannot be read.
+    """
+    shared = sorted(Path(ops.__file__).parent.glob("*.py"))
+    return stable_hash([hash_file(path), *((p.name, hash_file(p)) for p in shared)])
 
 
 def differences(a: RecordKey, b: RecordKey) -> tuple[str, ...]:
