@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 import pytest
 
 from tests.simulator.kernels import INDEX, kernel, lanes, run
+from workbench.errors import WorkbenchError
 from workbench.simulator import UnsupportedInstruction
 
 
@@ -434,3 +438,53 @@ def test_long_loop_over_strong_loads_is_no_deadlock(load):
     """
     result = clean(lanes(body, 64, inputs={"x": np.full(1, 2, np.uint32)}))
     np.testing.assert_array_equal(result["out"], 600)
+
+
+def in_children(action):
+    parent = os.getpid()
+
+    def observer(*_):
+        if os.getpid() != parent:
+            action()
+
+    return observer
+
+
+def test_an_error_in_a_forked_process_reaches_the_caller():
+    def fail():
+        raise ValueError("from the child")
+
+    with pytest.raises(ValueError, match="from the child"):
+        lanes("mov.u32 %r1, 0;", 8192, 128, processes=2, observer=in_children(fail))
+
+
+def test_a_forked_process_that_dies_is_an_error():
+    with pytest.raises(WorkbenchError, match="ended early"):
+        lanes("mov.u32 %r1, 0;", 8192, 128, processes=2, observer=in_children(lambda: os._exit(3)))
+
+
+def test_an_error_here_ends_the_forked_processes(tmp_path):
+    note = tmp_path / "child"
+
+    def observer(*_):
+        if os.getpid() != parent:
+            note.write_text(str(os.getpid()))
+            time.sleep(60)
+        while not (note.exists() and note.read_text()):
+            time.sleep(0.01)
+        raise ValueError("from the parent")
+
+    parent = os.getpid()
+    with pytest.raises(ValueError, match="from the parent"):
+        lanes("mov.u32 %r1, 0;", 8192, 128, processes=2, observer=observer)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_other_schedules_change_no_result(seed):
+    signal = "mov.u32 %r5, 1;\nst.release.gpu.global.u32 [%flag], %r5;"
+    body = FLAG.format(producer=5, signal=signal)
+    inputs = {"flag": np.zeros(2, np.uint32)}
+    result = clean(lanes(body, 192, 32, inputs=inputs, chunk_lanes=32, seed=seed))
+    np.testing.assert_array_equal(result["out"].reshape(6, 32)[:, 0], [0 if c == 5 else 41 for c in range(6)])

@@ -145,14 +145,22 @@ def interpret(program: Program, ctas: int, threads: int) -> np.ndarray:
     return np.array([sum(lane.r.values()) & MASK for cta in grid for lane in cta], np.uint32)
 
 
+@pytest.mark.parametrize("schedule", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(60))
-def test_random_program(seed):
+def test_random_program(seed, schedule):
     program = Program(seed)
     ctas, threads = (3, 64) if seed % 2 else (4, 32)
     start = "\n".join(f"mul.lo.u32 {name}, %r0, {k + 3};" for k, name in enumerate(REGISTERS))
     total = "mov.u32 %r1, 0;\n" + "\n".join(f"add.u32 %r1, %r1, {name};" for name in REGISTERS)
     variables = f".reg .pred %q<{program.predicates + 1}>;\n.reg .b32 %c<{program.labels + 1}>;"
     body = start + "\n" + "\n".join(program.text) + "\n" + total
-    result = lanes(body, ctas * threads, threads, variables=variables, chunk_lanes=128 if seed % 3 else 32768)
+    result = lanes(
+        body,
+        ctas * threads,
+        threads,
+        variables=variables,
+        chunk_lanes=128 if seed % 3 else 32768,
+        seed=schedule,
+    )
     assert result.rules == [], result.outcome.findings
     np.testing.assert_array_equal(result["out"], interpret(program, ctas, threads))

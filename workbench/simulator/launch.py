@@ -29,7 +29,9 @@ class SimulationOptions:
     processes: int = 1
     """Processes that share the CTAs of launches whose CTAs do not depend on each other."""
     seed: int = 0
-    """Seed of schedules; the present scheduler has one deterministic order and does not use it."""
+    """0 runs the lowest block first, which is fast; any other number picks schedules at random: the order
+    of CTA groups and, where lanes have diverged, which of them go on. A kernel without races gives the same
+    result."""
     check_memory: bool = True
     """Check bounds, alignment and initialisation of every access. Without it only address faults that would
     leave the arena are prevented."""

@@ -5,6 +5,7 @@ join.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 from zlib import crc32
 
@@ -59,6 +60,7 @@ class Chunk:
         self.visits = np.zeros((len(program.blocks), len(ctas) * launch.warps), np.uint32)
         self.passes = [0] * len(program.blocks)
         """Lanes that ran each block."""
+        self._random = Random(self.options.seed * 1_000_003 + int(ctas[0])) if self.options.seed else None
         self.divergent_branches = 0
         self.deadlocked = False
         x, y, _ = launch.grid
@@ -114,7 +116,7 @@ class Chunk:
                     forced, stalls = True, 0
                 else:
                     break
-            k = min(self.pending)
+            k = self._pick()
             group = self.pending.pop(k)
             if k in self.parked:
                 group += self.parked.pop(k)
@@ -140,11 +142,23 @@ class Chunk:
                 k = self._after(co, block, result)
                 if k < 0:
                     break
-                if (self.pending and min(self.pending) <= k) or k in self.parked:
+                if (self.pending and self._interrupts(k)) or k in self.parked:
                     self.pending.setdefault(k, []).append(co)
                     break
         if self.barriers.waiting:
             self._deadlock()
+
+    def _pick(self) -> int:
+        """Choose the block to run next: the lowest, or any if a seed asks for another schedule."""
+        if self._random is None or len(self.pending) == 1:
+            return min(self.pending)
+        return self._random.choice(sorted(self.pending))
+
+    def _interrupts(self, k: int) -> bool:
+        """Whether other lanes run before a cohort that stands at block `k`."""
+        if self._random is not None:
+            return self._random.random() < 0.5
+        return min(self.pending) <= k
 
     def _state(self) -> int:
         """Return a checksum of the registers of polling lanes."""

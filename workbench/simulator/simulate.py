@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,8 @@ def _run_launch(state: LaunchState) -> _Part:
     per_chunk = min(per_chunk, -(-state.ctas // workers))
     per_chunk = -(-per_chunk // cluster) * cluster
     chunks = [np.arange(k, min(k + per_chunk, state.ctas)) for k in range(0, state.ctas, per_chunk)]
+    if options.seed:
+        Random(options.seed).shuffle(chunks)
     state.bind()
     if workers == 1:
         return _run_chunks(state, chunks)
@@ -303,23 +306,30 @@ def _run_forked(state: LaunchState, groups: list[list[Any]]) -> _Part:
         part = _run_chunks(state, groups[0])
     except BaseException as raised:
         problem = raised
-    for pid, reader in children:
-        if problem is not None:
-            os.kill(pid, signal.SIGKILL)
-        with os.fdopen(reader, "rb") as source:
-            data = source.read()
-        os.waitpid(pid, 0)
-        if problem is not None:
-            continue
-        if len(data) < 8 or len(data) - 8 != struct.unpack("<Q", data[:8])[0]:
-            problem = WorkbenchError("a simulator process ended early; the machine may be out of memory")
-            continue
-        answer = pickle.loads(data[8:])  # from our own fork
-        if isinstance(answer, Exception):
-            problem = answer
-            continue
-        assert part is not None
-        part = _joined(state, part, answer)
+    answered: set[int] = set()
+    try:
+        for pid, reader in children:
+            if problem is not None:
+                break
+            with os.fdopen(reader, "rb", closefd=False) as source:
+                data = source.read()
+            os.waitpid(pid, 0)
+            answered.add(pid)
+            if len(data) < 8 or len(data) - 8 != struct.unpack("<Q", data[:8])[0]:
+                problem = WorkbenchError("a simulator process ended early; the machine may be out of memory")
+                break
+            answer = pickle.loads(data[8:])  # from our own fork
+            if isinstance(answer, Exception):
+                problem = answer
+                break
+            assert part is not None
+            part = _joined(state, part, answer)
+    finally:
+        for pid, reader in children:
+            os.close(reader)
+            if pid not in answered:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
     if problem is not None:
         raise problem
     assert part is not None
