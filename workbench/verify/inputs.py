@@ -100,7 +100,11 @@ class Case:
         return standard_of(self.op, self.inputs, self.workload.axes)
 
     def restore(self, poison: int = POISONS[0]) -> None:
-        """Put the state back, fill outputs with the byte `poison` (never written) and zero flags."""
+        """Put the state back, fill outputs with the byte `poison` (never written) and zero flags.
+
+        Golden is computed before the first run, so that no run can have a part in it.
+        """
+        self.standard  # noqa: B018
         for b in self.op.buffers:
             if b.name in self.state:
                 self.memory.view(b.name)[:] = self.state[b.name]

@@ -52,9 +52,8 @@ def judge(
         standard: golden and the honest errors for these inputs.
         got: outputs and updated state, in storage types.
         label: names the check `numerics/<label>`.
-        inputs: the inputs, state as before the run; with them a failure is compared with the op's known
-        mistakes. poison: byte that filled the outputs before the run; with it unwritten elements are told
-        from wrong ones.
+        inputs: state as before the run; with them a failure is compared with the op's known mistakes.
+        poison: byte that filled the outputs before the run; with it unwritten elements are told apart.
     """
     findings: list[Finding] = []
     measures: dict[str, float] = {}
@@ -99,8 +98,10 @@ def _measures(name: str, c: Comparison, exact: bool) -> dict[str, float]:
 def _summary(op: Op, outcomes: Mapping[str, Comparison]) -> str:
     parts = []
     for name, c in outcomes.items():
-        if op.tolerances[name].exact:
-            parts.append(f"{name} exact" if c.passed else f"{name} has {c.bad} wrong elements")
+        if not c.passed and c.bad:
+            parts.append(f"{name} has {c.bad} wrong elements")
+        elif op.tolerances[name].exact:
+            parts.append(f"{name} exact")
         else:
             parts.append(f"{name} rms {c.errors.rms:.2g} (limit {c.limits.rms:.2g}), "
                          f"worst {c.errors.worst:.2g} (limit {c.limits.worst:.2g})")  # fmt: skip
