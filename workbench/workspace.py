@@ -39,8 +39,9 @@ class Workspace:
         raise WorkbenchError(f"no workspace at or above {here}; run `workbench init DIR` and work there")
 
     def is_valid(self) -> bool:
-        """True if the folder holds verifiers and templates."""
-        return self.verifiers.is_dir() and self.templates.is_dir()
+        """True if the folder holds verifiers and templates (a folder of tests for them does not count)."""
+        verifiers = (p for p in self.verifiers.glob("*.py") if not p.name.startswith("test_"))
+        return self.templates.is_dir() and any(verifiers)
 
     @property
     def verifiers(self) -> Path:

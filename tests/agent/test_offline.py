@@ -65,7 +65,7 @@ def test_the_seed_decides_the_run_whatever_the_number_of_workers(workspace):
 def test_an_interrupted_run_goes_on_where_it_was(workspace):
     whole = propose(workspace, seed=5)
 
-    class Interrupt(Exception):
+    class InterruptError(Exception):
         pass
 
     seen = []
@@ -74,9 +74,9 @@ def test_an_interrupted_run_goes_on_where_it_was(workspace):
         if isinstance(event, CandidateFinished):
             seen.append(event)
             if len(seen) == 4:
-                raise Interrupt
+                raise InterruptError
 
-    with pytest.raises(Interrupt):
+    with pytest.raises(InterruptError):
         propose(workspace, seed=5, on_event=stop_at_the_fourth)
     (unfinished,) = [
         p.parent.name for p in workspace.runs.glob("*/run.json") if p.parent.name != whole.run_id
