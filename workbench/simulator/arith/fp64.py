@@ -11,7 +11,7 @@ from math import frexp, isqrt
 
 import numpy as np
 
-from workbench.simulator.arith.rounding import pick
+from workbench.simulator.arith.rounding import odd_sum, pick
 from workbench.simulator.arith.semantics import Array
 
 _SPLIT = np.float64(2.0**27 + 1)
@@ -154,7 +154,7 @@ def fma(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     high, low = _two_product(a, b)
     total_low, rest_low = _two_sum(c, low)
     total_high, rest_high = _two_sum(high, total_low)
-    tail = _odd(rest_high, rest_low)
+    tail = odd_sum(rest_high, rest_low)
     near = total_high + tail
     error = (total_high - near) + tail
     # For infinities, NaN and zeros; a product of finite numbers must not overflow against an infinite c.
@@ -174,15 +174,6 @@ def fma(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
         negative = np.signbit(a) ^ np.signbit(b) | np.signbit(c)
         result = np.where(zero & finite & (simple == 0) & negative, -0.0, result)
     return result
-
-
-def _odd(x: Array, y: Array) -> Array:
-    """Round `x + y` to odd."""
-    total, error = _two_sum(x, y)
-    bits = total.view(np.int64)
-    step = np.where((error > 0) == (total > 0), 1, -1)
-    out: Array = (bits + step * (((bits & 1) == 0) & (error != 0) & np.isfinite(total))).view(np.float64)
-    return out
 
 
 def div(a: Array, b: Array, mode: str = "rn") -> Array:

@@ -83,12 +83,12 @@ def odd_sum(x: Array, y: Array) -> Array:
     back = total - x
     error = (x - (total - back)) + (y - back)
     bits = total.view(np.int64)
-    # Moving away from zero adds one to the magnitude bits, moving towards zero subtracts one.
-    even = (bits & 1) == 0
-    step = np.where((error > 0) == (total > 0), 1, -1)
-    moved = bits + step * (even & (error != 0))
-    # NaN error (infinite or NaN operands) compares unequal to zero too: leave such sums alone.
-    return np.where(np.isfinite(total), moved, bits).view(np.float64)
+    # One step in magnitude, up where the error has the sum's sign, else down: only for even bits and a real
+    # error (comparing is false for the NaN error that infinite and NaN sums have).
+    direction = ((error.view(np.int64) ^ bits) >> 63) | 1
+    moves = (np.abs(error) > 0) & ((bits & 1) == 0)
+    out: Array = (bits + direction * moves).view(np.float64)
+    return out
 
 
 def f64_to_f32(x: Array, mode: str) -> Array:
@@ -111,10 +111,10 @@ def f64_to_f32(x: Array, mode: str) -> Array:
     # One step down (rm) or up (rp); the sign bit says which way that is in magnitude. A nearest result of
     # zero steps to the smallest subnormal of the wanted sign, which keeps x's own sign: zero came from a
     # value of that sign.
-    negative = bits < 0
-    step = np.where(negative, 1, -1) if mode == "rm" else np.where(negative, -1, 1)
-    out: Array = (bits + step * wrong).astype(np.int32, copy=False).view(np.float32)
-    return out
+    direction = (bits >> np.int32(31)) | np.int32(1)  # a step towards +infinity, in bits
+    if mode == "rm":
+        direction = -direction
+    return (bits + direction * wrong).view(np.float32)
 
 
 def quantise(x: Array, fmt: Format, mode: str) -> Array:
