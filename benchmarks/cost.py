@@ -2,11 +2,11 @@
 
     python benchmarks/cost.py [--data ../shared/data/gb300] [--predict]
 
-The data (ai-dynamo/aiconfigurator, Apache-2.0) lies beside the project; without it the script says so and
-ends well. Prints, for each kernel measured there, the rank correlation (Spearman) between the roofline at
-that shape and the measured microseconds, over all shapes and over those whose roofline is above the launch floor,
-and the median of measured over roofline. `--predict` also compiles and simulates the experts' template at the
-workloads that have a measured counterpart.
+The data (ai-dynamo/aiconfigurator, Apache-2.0) lies beside the project; without it the script says
+so and ends well. Prints, for each kernel measured there, the rank correlation (Spearman) between
+the roofline at that shape and the measured microseconds, over all shapes and over those whose
+roofline is above the launch floor, and the median of measured over roofline. `--predict` also
+compiles and simulates the experts' template at the workloads that have a measured counterpart.
 """
 
 from __future__ import annotations
