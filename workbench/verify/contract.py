@@ -6,11 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.errors import ContentError, UnknownNameError
 from workbench.ops.model import Role
 
+MAX_THREADS = 1024
+"""Most threads a CTA may have, on every architecture."""
 _Extent = Annotated[int, Field(ge=1)]
 _Shape = tuple[_Extent, _Extent, _Extent]
 
@@ -54,6 +56,14 @@ class ContractKernel(_Entry):
     """Dynamic shared memory, bytes a CTA."""
     buffer: tuple[ContractBuffer, ...] = ()
     scalar: tuple[ContractScalar, ...] = ()
+
+    @field_validator("block")
+    @classmethod
+    def _block_fits(cls, block: _Shape) -> _Shape:
+        threads = block[0] * block[1] * block[2]
+        if threads > MAX_THREADS:
+            raise ValueError(f"{threads} threads; a CTA has at most {MAX_THREADS}")
+        return block
 
 
 class Contract(_Entry):

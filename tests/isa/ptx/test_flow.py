@@ -11,7 +11,10 @@ from workbench.isa.ptx import Kernel, PtxSyntaxError, Reg, parse
 from workbench.isa.ptx.cfg import build
 from workbench.isa.ptx.dataflow import liveness, reaching_definitions, reads, writes
 
-DECLARE = ".reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred %p<9>; .reg .f32 %f<40>; .reg .b16 h<4>; .reg .b8 c<4>;\n"
+DECLARE = (
+    ".reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred %p<9>; .reg .f32 %f<40>; "
+    ".reg .b16 h<4>; .reg .b8 c<4>;\n"
+)
 
 
 def kernel(body: str) -> Kernel:
@@ -125,7 +128,8 @@ def test_dominators_agree_with_removing_each_block(graph: ControlFlowGraph[int])
         ("setmaxnreg.inc.sync.aligned.u32 232;", [], []),
         ("nanosleep.u32 %r1;", [], ["%r1"]),
         ("griddepcontrol.wait;", [], []),
-        ("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r1], %r2, [%r3];", [], ["%r1", "%r2", "%r3"]),
+        ("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r1], %r2, [%r3];",
+         [], ["%r1", "%r2", "%r3"]),
         ("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2}, %rd1, %rd2, %p1, 1, 1, 0, 0;",
          ["%f1", "%f2"], ["%f1", "%f2", "%rd1", "%rd2", "%p1"]),
         ("wgmma.wait_group.sync.aligned 0;", [], []),
@@ -158,7 +162,8 @@ def test_liveness_across_a_loop_and_predicated_writes() -> None:
 def test_definitions_that_reach() -> None:
     graph = build(
         kernel(
-            "mov.b32 %r1, 0;\n@%p1 mov.b32 %r1, 1;\n@%p2 bra L;\nmov.b32 %r1, 2;\nL: add.s32 %r2, %r1, %r3; ret;"
+            "mov.b32 %r1, 0;\n@%p1 mov.b32 %r1, 1;\n@%p2 bra L;\nmov.b32 %r1, 2;\n"
+            "L: add.s32 %r2, %r1, %r3; ret;"
         )
     )
     reached = reaching_definitions(graph)

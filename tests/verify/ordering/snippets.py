@@ -16,7 +16,7 @@ mul.wide.s32 %rd4, %r4, 4; add.s64 %rd5, %rd1, %rd4; add.s64 %rd6, %rd2, %rd4; a
 shr.u32 %r2, %r1, 5; and.b32 %r5, %r1, 31; mov.b32 %r8, sm;
 setp.eq.s32 %p1, %r1, 0; setp.eq.s32 %p2, %r2, 0; setp.eq.s32 %p3, %r5, 0;
 """
-"""%rd5, %rd6, %rd7: this thread's element of x, w, out; %p1: thread 0; %p2: warp 0; %p3: lane 0 of each warp."""
+"""%rd5, %rd6, %rd7: this thread's element of x, w, out; %p1: thread 0; %p2: warp 0; %p3: lanes 0."""
 WAIT = "griddepcontrol.wait;\n"
 LOAD_X = "ld.global.f32 %f1, [%rd5];\n"
 LOAD_W = "ld.global.f32 %f2, [%rd6];\n"
@@ -46,7 +46,8 @@ def contract(*, pdl: bool = True, name: str = "k", block: int = 128, **roles: st
         f'[[kernel]]\nname = "{name}"\ngrid = [8, 1, 1]\nblock = [{block}, 1, 1]\npdl = {str(pdl).lower()}\n'
     )
     for n, (buffer, role) in enumerate({"x": "activation", "w": "weight", "out": "output"}.items()):
-        text += f'[[kernel.buffer]]\nparam = {n}\nname = "{buffer}"\nrole = "{roles.get(buffer, role)}"\nbytes = 4096\n'
+        text += f'[[kernel.buffer]]\nparam = {n}\nname = "{buffer}"\n'
+        text += f'role = "{roles.get(buffer, role)}"\nbytes = 4096\n'
     return text + "[[kernel.scalar]]\nparam = 3\nvalue = 1024\n"
 
 

@@ -120,6 +120,7 @@ def test_scalars_decide_who_waits(tmp_path: Path) -> None:
     [
         (("block = [128, 1, 1]", "block = [128, 1]"), "kernel.0.block"),
         (("block = [128, 1, 1]", "block = [0, 1, 1]"), "kernel.0.block.0"),
+        (("block = [128, 1, 1]", "block = [64, 64, 1]"), "4096 threads"),
         (('role = "activation"', 'role = "actor"'), "kernel.0.buffer.0.role"),
         (("pdl = true", "pdl = maybe"), "is not TOML"),
         (("pdl = true", "pld = true"), "kernel.0.pld"),

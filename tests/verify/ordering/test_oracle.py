@@ -35,7 +35,8 @@ def text(program: Sequence[Statement]) -> str:
     for n, (kind, warps) in enumerate(program):
         mask = sum(1 << w for w in warps)
         lines.append(
-            f"{{ .reg .pred q; .reg .b32 m; shl.b32 m, 1, %r2; and.b32 m, m, {mask}; setp.eq.s32 q, m, 0; @q bra S;"
+            "{ .reg .pred q; .reg .b32 m; shl.b32 m, 1, %r2; "
+            f"and.b32 m, m, {mask}; setp.eq.s32 q, m, 0; @q bra S;"
         )
         lines.append(
             {

@@ -63,7 +63,7 @@ def test_atomics_and_copies_count_as_accesses(tmp_path: Path) -> None:
         ("atom.global.add.f32 %f1, [%rd5], 0f3F800000;", "x"),
         ("cp.async.ca.shared.global [%r8], [%rd5], 4;", "x"),
         (
-            "@%p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r8], [%rd5], 64, [%r8+128];",
+            "@%p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r8], [%rd5], 8, [%r8];",
             "x",
         ),
         ("@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd7], [%r8], 64;", "out"),

@@ -1,7 +1,7 @@
 """Memory ordering, decided statically on PTX and SASS; no GPU and no run of the kernel is needed."""
 
+from workbench.verify.ordering.files import AuditDocument, AuditFinding, AuditTarget, audit_file
 from workbench.verify.ordering.static import RULES, KernelAudit, audit, audit_chain, audit_kernel
-from workbench.verify.ordering.files import AuditDocument, AuditFinding, AuditTarget, audit_file, document_of
 
 __all__ = [
     "RULES",
@@ -13,5 +13,4 @@ __all__ = [
     "audit_chain",
     "audit_file",
     "audit_kernel",
-    "document_of",
 ]

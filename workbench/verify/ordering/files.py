@@ -12,6 +12,7 @@ from workbench.isa.cubin import Cubin, read_cubin
 from workbench.isa.ptx import Module, PtxSyntaxError, parse
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.verify.contract import Contract, load_contract
+from workbench.verify.ordering.binding import Effects, neighbours
 from workbench.verify.ordering.static import (
     KernelAudit,
     analyse_forms,
@@ -19,8 +20,7 @@ from workbench.verify.ordering.static import (
     contract_launch,
     kernel_forms,
 )
-from workbench.verify.ordering.binding import Effects, neighbours
-from workbench.verify.report import Check, Verdict
+from workbench.verify.report import Verdict
 
 
 class _Document(BaseModel):
@@ -103,14 +103,6 @@ def audit_file(path: Path, contract_path: Path | None = None) -> AuditDocument:
             raise ContentError(contract_path or path, str(e)) from e
         targets.append(target_of(str(path), name, arch, audit))
     return AuditDocument(targets=tuple(targets))
-
-
-def document_of(check: Check, target: str, kernel: str, arch: str) -> AuditDocument:
-    """The document of an artifact's `ordering/static` check, as one target."""
-    accesses = int(check.measures.get("accesses", 0))
-    unknown = int(check.measures.get("undecided", 0))
-    audit = KernelAudit(kernel, check.verdict, check.findings, accesses, unknown)
-    return AuditDocument(targets=(target_of(target, kernel, arch, audit),))
 
 
 def _kernel(

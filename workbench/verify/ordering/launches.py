@@ -7,8 +7,8 @@ from workbench.errors import MissingToolError
 from workbench.isa.cubin import read_cubin
 from workbench.isa.ptx import parse
 from workbench.isa.sass import SassModule, disassemble, parse_sass
-from workbench.verify.ordering.static import artifact_launches, audit_chain, kernel_forms
 from workbench.verify.ordering.files import AuditDocument, target_of
+from workbench.verify.ordering.static import artifact_launches, audit_chain, kernel_forms
 
 
 def audit_launches(artifact: Artifact, target: str) -> AuditDocument:
