@@ -66,7 +66,7 @@ def function(data: bytes) -> tuple[SassModule, SassFunction]:
          (SassReg("R4"), SassReg("P0"), SassReg("PT"), SassReg("R2"), SassImm(0x400), SassReg("RZ"))),
         ("LDC.64 R2, c[0x0][0x380]", (SassReg("R2"), SassConst(0, 0x380))),
         ("LDC R2, c[0x0][R4+0x380]", (SassReg("R2"), SassConst(0, 0x380, SassReg("R4")))),
-        ("S2R R0, SRtid.X", (SassReg("R0"), SassSpecial("SRtid.X"))),
+        ("S2R R0, SR_TID.X", (SassReg("R0"), SassSpecial("SR_TID.X"))),
         ("BRA.U !UP0, `(.L_x_7)", (SassReg("UP0", negated=True), SassLabel(".L_x_7"))),
         ("LOP3.LUT P2, RZ, R4, 0xf, RZ, 0xc0, !PT",
          (SassReg("P2"), SassReg("RZ"), SassReg("R4"), SassImm(15), SassReg("RZ"), SassImm(0xC0),
