@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workbench.expressions import Value
     from workbench.ops.model import Op
     from workbench.report.documents import ExportDocument, OpDocument
+    from workbench.report.findings import Listing
     from workbench.templates import Template
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
@@ -176,22 +177,39 @@ def audit(
         UnknownNameError: for an unknown workload, knob, arch or kernel.
         CompileError: if a template file does not compile.
     """
+    return audit_with_code(file, contract, workload=workload, knobs=knobs, arch=arch, workspace=workspace)[0]
+
+
+def audit_with_code(
+    file: str | Path | Artifact,
+    contract: Path | None = None,
+    *,
+    workload: str | None = None,
+    knobs: Mapping[str, Value] | None = None,
+    arch: str | None = None,
+    workspace: Workspace | None = None,
+) -> tuple[AuditDocument, Listing]:
+    """As `audit`, with the code that the findings point into."""
     from workbench.artifact import Artifact
+    from workbench.report.findings import Listing
     from workbench.verify.ordering import audit_file
     from workbench.verify.ordering.launches import audit_launches
 
     if isinstance(file, Artifact):
-        return audit_launches(file, f"{file.op}/{file.template}")
+        document = audit_launches(file, f"{file.op}/{file.template}")
+        return document, Listing.of(file)
     path, name = _split(str(file))
     if path.suffix != ".py" and not path.is_dir():
         if workload or knobs or arch:
             raise WorkbenchError(f"{path} is compiled already; leave workload, knobs and arch out")
-        return audit_file(path, contract)
+        return audit_file(path, contract), Listing.beside(path)
     if contract is not None:
         raise WorkbenchError(f"{path} says itself how it is launched; leave the contract out")
     artifact = compile_kernel(path, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
     document = audit_launches(artifact, str(path))
-    return document if name is None else _only(document, name)
+    if name is not None:
+        document = _only(document, name)
+    return document, Listing.of(artifact)
 
 
 def propose(

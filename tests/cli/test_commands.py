@@ -133,6 +133,7 @@ def test_audit_takes_templates_ptx_cubins_and_exports(run: Any, workspace: Works
     assert result.code == 1 and any(f["severity"] == "error" and f["buffer"] == "x" for f in findings)
     text = run("audit", hasty, "--workload", "small_b1").out
     assert "fail" in text and "fix:" in text
+    assert "ld.global" in text and "LDG" in text and "candidate.py:" in text, "the code is quoted"
 
 
 def test_audit_of_one_kernel_of_a_file(run: Any, workspace: Workspace) -> None:

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
+from workbench.errors import MissingToolError
 from workbench.findings import Finding, Severity
+from workbench.isa import sass
 from workbench.report.findings import Listing, print_findings
 
 SASS = """\
@@ -22,8 +25,13 @@ SASS = """\
         /*0010*/              @!P0 LDG.E R2, desc[UR4][R2.64] ; /* 0x0000000402028981 */
 """
 LISTING = Listing(
-    ptx=".version 9.4\n  ld.global.u32 %r1, [%rd1];\n", sass=SASS, source="a = 1\nb = load(x)\n"
+    ptx=".version 9.4\n  ld.global.u32 %r1, [%rd1];\n", cubin=b"cubin", source="a = 1\nb = load(x)\n"
 )
+
+
+@pytest.fixture(autouse=True)
+def disassembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sass, "disassemble", lambda cubin: {b"cubin": SASS}[cubin])
 
 
 def shown(*findings: Finding, listing: Listing | None = LISTING) -> str:
@@ -78,3 +86,11 @@ def test_errors_come_first_and_witnesses_show() -> None:
 
 def test_text_in_brackets_is_not_taken_for_markup() -> None:
     assert "[bold]x[/bold] [rd1]" in shown(finding(message="[bold]x[/bold] [rd1]"))
+
+
+def test_without_a_disassembler_the_offset_still_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(cubin: bytes) -> str:
+        raise MissingToolError("nvdisasm is not installed")
+
+    monkeypatch.setattr(sass, "disassemble", missing)
+    assert "SASS 0x0010\n" in shown(finding(sass_offset=16), listing=Listing(cubin=b"x"))

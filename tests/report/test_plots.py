@@ -28,6 +28,12 @@ def test_progress_shows_each_candidate_once(result: RunResult) -> None:
     assert curve(figure, "roofline")[1] == [0.5, 0.5]
 
 
+def test_a_roofline_far_below_is_named_and_leaves_the_candidates_their_space(result: RunResult) -> None:
+    figure = plot_progress(result.model_copy(update={"roofline_us": 0.001}))
+    assert curve(figure, "roofline 0.001 us (far below)") == ([], [])
+    assert figure.axes[0].get_ylim()[0] > 3
+
+
 def test_best_so_far_never_rises(result: RunResult) -> None:
     swapped = result.model_copy(update={"candidates": tuple(reversed(result.candidates))})
     assert curve(plot_progress(swapped), "best so far")[1] == [4.25, 4.25]

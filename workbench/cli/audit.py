@@ -48,14 +48,8 @@ def command(
     from workbench.report.tables import print_audit
 
     shell = Shell(json, quiet, debug)
-    bare = file.endswith((".ptx", ".cubin"))
-    document = api.audit(
-        file,
-        contract,
-        workload=workload,
-        knobs=parse_knobs(knob or []),
-        arch=arch,
-        workspace=None if bare else shell.workspace(),
+    document, listing = api.audit_with_code(
+        file, contract, workload=workload, knobs=parse_knobs(knob or []), arch=arch
     )
-    shell.show(document, lambda console: print_audit(document, console))
+    shell.show(document, lambda console: print_audit(document, console, listing))
     raise typer.Exit(exit_code(document.verdict, strict))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from workbench.errors import MissingToolError
 from workbench.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -28,17 +31,37 @@ _ADDRESS = re.compile(r"/\*([0-9a-f]{4,})\*/")
 
 @dataclass(frozen=True)
 class Listing:
-    """The texts that findings point into; an absent one is simply not quoted."""
+    """The code that findings point into; what is absent is simply not quoted."""
 
     ptx: str | None = None
-    sass: str | None = None
+    cubin: bytes | None = None
     source: str | None = None
     """The kernel's Python source."""
 
     @staticmethod
-    def of(artifact: Artifact, sass: str | None = None) -> Listing:
-        """The texts of an artifact."""
-        return Listing(artifact.ptx, sass, artifact.source)
+    def of(artifact: Artifact) -> Listing:
+        """The code of an artifact."""
+        return Listing(artifact.ptx, artifact.cubin, artifact.source)
+
+    @staticmethod
+    def beside(path: Path) -> Listing:
+        """The code in a PTX file or cubin, and in its sibling of the other kind."""
+        ptx, cubin = path.with_suffix(".ptx"), path.with_suffix(".cubin")
+        return Listing(
+            ptx.read_text() if ptx.is_file() else None, cubin.read_bytes() if cubin.is_file() else None
+        )
+
+    @cached_property
+    def sass(self) -> str | None:
+        """The disassembled cubin, made when a finding first points into it; None without nvdisasm."""
+        from workbench.isa.sass import disassemble
+
+        if self.cubin is None:
+            return None
+        try:
+            return disassemble(self.cubin)
+        except MissingToolError:
+            return None
 
     def quote(self, finding: Finding) -> Iterator[tuple[str, str]]:
         """Yield `(place, line of code)` for each place of the finding that can be shown."""

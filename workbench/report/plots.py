@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from workbench.agent.run import Candidate, RunResult
 
 _VERIFIED, _REFUSED, _LIMIT, _WINNER = "#2a6f97", "#c1121f", "#444444", "#2b9348"
+_FAR = 10
+"""Times the roofline from which on it is named rather than drawn."""
 
 
 def plot_progress(result: RunResult) -> Figure:
@@ -46,8 +48,12 @@ def plot_progress(result: RunResult) -> Figure:
             label="refused or failed",
         )
     label = f"roofline {microseconds(result.roofline_us)}"
-    axes.axhline(result.roofline_us, color=_LIMIT, ls="--", lw=1, label=label)
-    axes.set_ylim(bottom=0)
+    if timed and min(us for _, us in timed) > _FAR * result.roofline_us:
+        # Drawn to scale it would squeeze the candidates into one line.
+        axes.plot([], [], color=_LIMIT, ls="--", lw=1, label=f"{label} (far below)")
+    else:
+        axes.axhline(result.roofline_us, color=_LIMIT, ls="--", lw=1, label=label)
+        axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     settings = result.settings
     axes.set_title(f"{settings.op} {settings.workload}: search (times predicted for {settings.machine})")

@@ -32,7 +32,8 @@ def show(value: object, artifact: Artifact | None = None) -> None:
         case RunResult():
             tables.print_run(value, console)
         case Report():
-            tables.print_report(value, console, Listing.of(artifact) if artifact is not None else None)
+            listing = Listing.of(artifact) if artifact is not None else None
+            tables.print_report(value, console, listing)
         case DoctorDocument():
             tables.print_doctor(value, console)
         case OpDocument():
