@@ -136,7 +136,9 @@ def predict(artifact: Artifact, verification: Verification, machine: str = DEFAU
     """Predicted time of a simulated artifact on a machine, with its premises. Nothing is measured."""
     from workbench import cost
 
-    return cost.predict(artifact, verification.counters, cost.load_machine(machine))
+    return cost.predict(
+        artifact, verification.counters, cost.load_machine(machine), verification.sass
+    )
 
 
 def roofline(

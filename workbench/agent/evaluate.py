@@ -74,7 +74,9 @@ class Evaluator:
         status = Status.VERIFIED if report.verdict is Verdict.PASS else Status.REFUSED
         prediction = None
         if verification.counters:
-            prediction = predict(artifact, verification.counters, self._machine(job.machine))
+            prediction = predict(
+                artifact, verification.counters, self._machine(job.machine), verification.sass
+            )
         return outcome.model_copy(
             update={
                 "status": status,

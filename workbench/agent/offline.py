@@ -28,14 +28,13 @@ from workbench.agent.events import (
 from workbench.agent.record import record_of
 from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status
 from workbench.agent.workers import Lost, WorkerPool
-from workbench.artifact import stable_hash
 from workbench.compile import ARCHITECTURES
 from workbench.cost import Machine, load_machine, roofline
 from workbench.errors import UnknownNameError, WorkbenchError
 from workbench.export import export_winner
 from workbench.ops import load_op
 from workbench.ops.model import Op, Workload
-from workbench.records import RecordStore, hash_file
+from workbench.records import RecordStore, hash_verifier
 from workbench.templates import Template, load_template
 from workbench.tune import Points, Study, StudyIdentity, Trial, make_sampler
 from workbench.workspace import Workspace
@@ -57,11 +56,6 @@ class _Context:
     settings: RunSettings
     store: RunStore
     on_event: OnEvent
-
-    @property
-    def premises(self) -> str:
-        """Hash of the machine description behind the predictions."""
-        return stable_hash(self.machine.model_dump(mode="json"))
 
 
 def propose(
@@ -159,7 +153,7 @@ def _begin(
         batch=batch,
         templates=names,
         template_hashes=tuple(t.source_hash for t in loaded),
-        verifier_hash=hash_file(workspace.verifier(op_name)),
+        verifier_hash=hash_verifier(workspace.verifier(op_name)),
     )
     store = RunStore.create(workspace.runs, settings)
     return _Context(workspace, op, workload, loaded, described, settings, store, on_event)
@@ -171,7 +165,10 @@ def _resume(workspace: Workspace, run_id: str, on_event: OnEvent) -> _Context:
     op = load_op(workspace, settings.op)
     loaded = tuple(load_template(workspace.template(settings.op, name)) for name in settings.templates)
     hashes = tuple(t.source_hash for t in loaded)
-    if (settings.template_hashes, settings.verifier_hash) != (hashes, hash_file(workspace.verifier(op.name))):
+    if (settings.template_hashes, settings.verifier_hash) != (
+        hashes,
+        hash_verifier(workspace.verifier(op.name)),
+    ):
         raise WorkbenchError(
             f"run {run_id} was begun with other templates or another verifier; start a new run"
         )
@@ -272,7 +269,7 @@ def _evaluate(
         context.store.add(candidate)
         if candidate.artifact_key is not None:
             artifact = load_artifact(context.workspace, candidate.artifact_key)
-            records.add(record_of(context.op, context.settings, context.premises, artifact, candidate))
+            records.add(record_of(context.op, context.settings, artifact, candidate))
         done[candidate.proposal.index] = candidate
         context.on_event(CandidateFinished(candidate, known=False))
     return [done[p.index] for p in proposals]

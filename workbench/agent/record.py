@@ -10,19 +10,13 @@ from workbench.ops.model import Op
 from workbench.records import Objective, Record, RecordKey, hash_tolerances
 
 
-def record_of(
-    op: Op, settings: RunSettings, premises: str, artifact: Artifact, candidate: Candidate
-) -> Record:
-    """The record of a candidate that compiled; without an artifact there is no full key and so no record.
-
-    Args:
-        premises: hash of the machine figures behind the prediction.
-    """
+def record_of(op: Op, settings: RunSettings, artifact: Artifact, candidate: Candidate) -> Record:
+    """The record of a candidate that compiled; without an artifact there is no full key and so no record."""
     key = RecordKey.of(
         artifact,
         device=settings.machine,
         objective=Objective.PREDICTED,
-        premises=premises,
+        premises=candidate.prediction.premises.hash if candidate.prediction else "",
         tolerance_hash=hash_tolerances(op),
         verifier_hash=settings.verifier_hash,
     )

@@ -11,7 +11,9 @@ from enum import StrEnum
 import torch
 
 from workbench.artifact import Artifact
+from workbench.errors import MissingToolError
 from workbench.findings import Finding
+from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.ops.model import Op, Workload
 from workbench.simulator import Counters, Memory, Outcome, SimulationOptions, UnsupportedInstruction, simulate
 from workbench.verify.inputs import POISONS, Case, place_scratch, reset_scratch
@@ -40,6 +42,8 @@ class Verification:
     """Of the first run, one a launch; empty if it did not finish."""
     lane_instructions: int
     """Of all runs."""
+    sass: SassModule | None = None
+    """The disassembled cubin, where there is a disassembler."""
 
 
 class CaseCache:
@@ -187,7 +191,8 @@ def check_artifact(
         cases or CaseCache(),
         SimulationOptions(processes=processes, time_limit=time_limit, count_sectors=True),
     )
-    runs.checks.append(audit(artifact))
+    sass = _disassembled(artifact)
+    runs.checks.append(audit(artifact, sass))
     wanted = list(generators) if generators is not None else _generators(op, level)
     plan = [(name, seed, name == "ordinary") for name in wanted]
     if level is Level.FULL and generators is None:
@@ -211,7 +216,14 @@ def check_artifact(
         checks=tuple(runs.checks),
         seconds=time.monotonic() - started,
     )
-    return Verification(report, runs.counters, runs.lane_instructions)
+    return Verification(report, runs.counters, runs.lane_instructions, sass)
+
+
+def _disassembled(artifact: Artifact) -> SassModule | None:
+    try:
+        return parse_sass(disassemble(artifact.cubin))
+    except MissingToolError:
+        return None  # the audit then says that it could not see the SASS
 
 
 def _generators(op: Op, level: Level) -> list[str]:
