@@ -102,7 +102,9 @@ def run(
         return x if isinstance(x, tuple) else (x, 1, 1)
 
     launch = KernelLaunch("k", triple(grid), triple(block), raw, cluster, smem)
-    outcome = simulate_module(parse(text), [launch], memory, SimulationOptions(**options))
+    outcome = simulate_module(
+        parse(text), [launch], memory, SimulationOptions(**{"parallel_work": 0, **options})
+    )
     return Result(outcome, memory, kinds)
 
 

@@ -45,6 +45,8 @@ class SimulationOptions:
     """Seconds of wall time for all launches together."""
     chunk_lanes: int = 32768
     """Lanes executed as one array; 16k to 64k keep arrays in the cache and hide Python's cost."""
+    parallel_work: int = 4_000_000
+    """Lane-instructions, estimated from the code, from which a launch is shared among processes."""
     printf_limit: int = 4096
     """Lines of printf output kept."""
     observer: Callable[..., None] | None = None

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
-import struct
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,14 +16,12 @@ from workbench.errors import WorkbenchError
 from workbench.findings import Finding
 from workbench.isa.ptx import parse
 from workbench.isa.ptx.model import Module
-from workbench.simulator.access import GlobalSpace
 from workbench.simulator.codegen import Program, compile_kernel
 from workbench.simulator.counters import Counters
-from workbench.simulator.launch import LaunchState, LimitReachedError, SimulationOptions
+from workbench.simulator.launch import LaunchState, SimulationOptions
 from workbench.simulator.memory import Memory
-from workbench.simulator.runtime import FLAGS
-from workbench.simulator.scheduler import Chunk
-from workbench.simulator.traffic import SECTOR, TrafficCounts
+from workbench.simulator.running import counters_of
+from workbench.simulator.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +55,6 @@ class KernelLaunch:
     """One after the other at their PTX offsets."""
     cluster: tuple[int, int, int] = (1, 1, 1)
     smem_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Part:
-    """What the chunks of one process did."""
-
-    findings: tuple[Finding, ...]
-    visits: Any
-    passes: list[int]
-    longest: Any
-    divergent: int
-    waits: int
-    printed: list[str]
-    completed: bool
-    traffic: TrafficCounts
 
 
 def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | None = None) -> Outcome:
@@ -153,18 +130,22 @@ def simulate_module(
     completed = True
     start = time.perf_counter()
     try:
-        for launch in launches:
-            state = LaunchState(
+        states = [
+            LaunchState(
                 programs[launch.kernel], memory, launch.grid, launch.block, launch.cluster, launch.smem_bytes,
                 launch.parameters, options, deadline, addresses,
-            )  # fmt: skip
-            part = _run_launch(state)
-            findings.extend(part.findings)
-            printed.extend(part.printed)
-            counters.append(_counters(state, part))
-            if not part.completed:
-                completed = False
-                break
+            )
+            for launch in launches
+        ]  # fmt: skip
+        with Workers(states) as workers:
+            for index, state in enumerate(states):
+                part = workers.run(index)
+                findings.extend(part.findings)
+                printed.extend(part.printed)
+                counters.append(counters_of(state, part))
+                if not part.completed:
+                    completed = False
+                    break
     finally:
         seconds = time.perf_counter() - start
         memory.release(mark)
@@ -203,184 +184,3 @@ def _place_variables(module: Module, memory: Memory) -> dict[str, int]:
                 pointer = (addresses[symbol] + addend).to_bytes(8, "little")
                 views[v.name][offset : offset + 8] = np.frombuffer(pointer, np.uint8)
     return addresses
-
-
-# -- one launch ----------------------------------------------------------------------------------
-
-
-def _run_launch(state: LaunchState) -> _Part:
-    options, program = state.options, state.program
-    per_chunk = max(1, options.chunk_lanes // state.threads)
-    cluster = state.cluster[0] * state.cluster[1] * state.cluster[2]
-    workers = 1 if program.communicates else max(1, min(options.processes, state.ctas))
-    if workers > 1 and state.ctas * state.threads < 2048:
-        workers = 1
-    per_chunk = min(per_chunk, -(-state.ctas // workers))
-    per_chunk = -(-per_chunk // cluster) * cluster
-    chunks = [np.arange(k, min(k + per_chunk, state.ctas)) for k in range(0, state.ctas, per_chunk)]
-    if options.seed:
-        Random(options.seed).shuffle(chunks)
-    state.bind()
-    if workers == 1:
-        return _run_chunks(state, chunks)
-    return _run_forked(state, [chunks[k::workers] for k in range(workers)])
-
-
-def _run_chunks(state: LaunchState, groups: list[Any]) -> _Part:
-    space = GlobalSpace(state.memory)
-    program = state.program
-    blocks = len(program.blocks)
-    part = _Part((), np.zeros(blocks, np.int64), [0] * blocks, None, 0, 0, [], True, TrafficCounts())
-    best = -1
-    weights = np.array([c.instructions for c in program.costs], np.int64)
-
-    def finish(chunk: Chunk) -> None:
-        nonlocal best
-        visits = chunk.visits.astype(np.int64)
-        part.visits += visits.sum(axis=1)
-        part.passes = [a + b for a, b in zip(part.passes, chunk.passes, strict=True)]
-        totals = weights @ visits
-        k = int(np.argmax(totals))
-        if int(totals[k]) > best:
-            best, part.longest = int(totals[k]), visits[:, k]
-        part.divergent += chunk.divergent_branches
-        part.waits += chunk.barriers.waits
-        part.completed &= not chunk.deadlocked
-
-    with np.errstate(all="ignore", under="call", over="call", call=FLAGS):
-        try:
-            if program.spins:
-                active = [Chunk(state, ctas, space) for ctas in groups]
-                runs = [(c, c.run()) for c in active]
-                while runs:
-                    runs = [(c, run) for c, run in runs if next(run, _DONE) is not _DONE]
-                for c in active:
-                    finish(c)
-            else:
-                for ctas in groups:
-                    chunk = Chunk(state, ctas, space)
-                    for _ in chunk.run():
-                        pass
-                    finish(chunk)
-        except LimitReachedError as limit:
-            state.log.add("time-limit", None, f"the launch was stopped: it used up {limit}")
-            part.completed = False
-    part.findings = state.log.findings()
-    part.completed &= all(f.rule != "trap" for f in part.findings)
-    part.printed = state.printed
-    if state.traffic is not None:
-        part.traffic = state.traffic.counts
-    return part
-
-
-_DONE = object()
-
-
-def _run_forked(state: LaunchState, groups: list[list[Any]]) -> _Part:
-    """Run groups of chunks in forked processes over the shared arena; this process takes the first group."""
-    children: list[tuple[int, int]] = []
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for chunks in groups[1:]:
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                os.close(reader)
-                try:
-                    answer: Any = _run_chunks(state, chunks)
-                except Exception as error:  # handed to the parent, which raises it
-                    answer = error
-                data = pickle.dumps(answer)
-                with os.fdopen(writer, "wb") as out:
-                    out.write(struct.pack("<Q", len(data)) + data)
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(writer)
-        children.append((pid, reader))
-    problem: BaseException | None = None
-    part: _Part | None = None
-    try:
-        part = _run_chunks(state, groups[0])
-    except BaseException as raised:
-        problem = raised
-    answered: set[int] = set()
-    try:
-        for pid, reader in children:
-            if problem is not None:
-                break
-            with os.fdopen(reader, "rb", closefd=False) as source:
-                data = source.read()
-            os.waitpid(pid, 0)
-            answered.add(pid)
-            if len(data) < 8 or len(data) - 8 != struct.unpack("<Q", data[:8])[0]:
-                problem = WorkbenchError("a simulator process ended early; the machine may be out of memory")
-                break
-            answer = pickle.loads(data[8:])  # from our own fork
-            if isinstance(answer, Exception):
-                problem = answer
-                break
-            assert part is not None
-            part = _joined(state, part, answer)
-    finally:
-        for pid, reader in children:
-            os.close(reader)
-            if pid not in answered:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-    if problem is not None:
-        raise problem
-    assert part is not None
-    return part
-
-
-def _joined(state: LaunchState, a: _Part, b: _Part) -> _Part:
-    weights = np.array([c.instructions for c in state.program.costs], np.int64)
-    longest = max(
-        (x for x in (a.longest, b.longest) if x is not None), key=lambda v: int(weights @ v), default=None
-    )
-    state.log.merge(b.findings)
-    return replace(
-        a, findings=state.log.findings(), visits=a.visits + b.visits,
-        passes=[x + y for x, y in zip(a.passes, b.passes, strict=True)], longest=longest,
-        divergent=a.divergent + b.divergent, waits=a.waits + b.waits, printed=a.printed + b.printed,
-        completed=a.completed and b.completed, traffic=a.traffic + b.traffic,
-    )  # fmt: skip
-
-
-def _counters(state: LaunchState, part: _Part) -> Counters:
-    costs = state.program.costs
-
-    def by_class(visits: Any) -> dict[str, int]:
-        total: dict[str, int] = {}
-        if visits is not None:
-            for n, cost in zip(visits, costs, strict=True):
-                for kind, count in cost.classes.items():
-                    total[kind] = total.get(kind, 0) + int(n) * count
-        return {k: v for k, v in sorted(total.items()) if v}
-
-    def lanes(attribute: str) -> int:
-        return sum(n * int(getattr(c, attribute)) for n, c in zip(part.passes, costs, strict=True))
-
-    return Counters(
-        kernel=state.program.kernel.name,
-        ctas=state.ctas,
-        warps=state.ctas * state.warps,
-        lane_instructions=lanes("instructions"),
-        warp_instructions=by_class(part.visits),
-        longest_warp=by_class(part.longest),
-        global_load_bytes=lanes("global_load_bytes"),
-        global_store_bytes=lanes("global_store_bytes"),
-        global_load_sectors=part.traffic.load_sectors,
-        global_store_sectors=part.traffic.store_sectors,
-        unique_load_bytes=SECTOR * state.traffic.loads.count() if state.traffic is not None else 0,
-        unique_store_bytes=SECTOR * state.traffic.stores.count() if state.traffic is not None else 0,
-        shared_bytes=lanes("shared_bytes"),
-        bank_conflicts=part.traffic.bank_conflicts,
-        async_bytes=lanes("async_bytes"),
-        atomics=lanes("atomics"),
-        divergent_branches=part.divergent,
-        barrier_waits=part.waits,
-    )
