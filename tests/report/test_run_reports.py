@@ -23,15 +23,13 @@ def printed(result: RunResult, limit: int = 40) -> str:
 
 
 def test_candidates_are_ranked_with_their_distance_from_the_roofline(result: RunResult) -> None:
-    lines = [line for line in printed(result).splitlines() if "threads=" in line and "winner" not in line]
-    assert [line.split()[0] for line in lines] == ["2", "0", "1", "3"]
-    assert "4.25 us" in lines[0] and "8.50" in lines[0]
-    assert (
-        "refused" in lines[2]
-        and "before" in lines[2]
-        and "us" not in lines[2].split("why")[0].split("refused")[0]
-    )
-    assert "failed" in lines[3] and "it | broke badly" in lines[3]
+    lines = [line.strip() for line in printed(result).splitlines()]
+    rows = [i for i, line in enumerate(lines) if "row: threads=" in line]
+    assert [lines[i].split()[0] for i in rows] == ["2", "0", "1", "3"]
+    assert lines[rows[0]].split()[1:5] == ["verified", "4.25", "us", "8.50"]
+    assert lines[rows[2]].split()[1] == "refused" and " us " not in lines[rows[2]]
+    assert lines[rows[2] + 1] == "ordering/static: reads <x> & more [before] the wait"
+    assert lines[rows[3]].split()[1] == "failed" and lines[rows[3] + 1] == "compiler: it | broke badly"
 
 
 def test_the_winner_is_named_with_premises(result: RunResult) -> None:

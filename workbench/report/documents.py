@@ -179,7 +179,9 @@ class RunSummary(Document):
     candidates: int
     verified: int
     winner: str | None
-    """Template and knobs of the winner."""
+    """Template of the winner."""
+    knobs: dict[str, int | str | bool] | None
+    """Knobs of the winner."""
     predicted_us: Figure | None
     """Predicted time of the winner, microseconds."""
 

@@ -8,7 +8,6 @@ from workbench.agent.run import RunResult, RunStore, Status, load_result
 from workbench.errors import ContentError, WorkbenchError
 from workbench.files import write_atomic
 from workbench.report.documents import RunsDocument, RunSummary
-from workbench.report.tables import settings
 from workbench.workspace import Workspace
 
 NEWEST = "last"
@@ -87,6 +86,7 @@ def _summary(workspace: Workspace, run_id: str) -> RunSummary:
         finished=result is not None,
         candidates=len(candidates),
         verified=sum(c.status is Status.VERIFIED for c in candidates),
-        winner=f"{best.proposal.template} {settings(best.proposal.knobs)}" if best is not None else None,
+        winner=best.proposal.template if best is not None else None,
+        knobs=best.proposal.knobs if best is not None else None,
         predicted_us=best.predicted_us if best is not None else None,
     )

@@ -188,25 +188,19 @@ def print_run(result: RunResult, console: Console, limit: int = 40) -> None:
 def candidate_table(result: RunResult, limit: int = 40) -> Table:
     """Candidates of a run: verified ones by predicted time, then those refused or failed, with the reason."""
     table = simple_table(
-        "#",
-        "template",
-        "knobs",
-        "status",
-        "predicted",
-        "x roofline",
-        "why",
-        right=("#", "predicted", "x roofline"),
+        "#", "status", "predicted", "x roofline", "candidate", right=("#", "predicted", "x roofline")
     )
     ranked = ranked_candidates(result)
     for c in ranked[:limit]:
+        candidate = Text(f"{c.proposal.template}: {settings(c.proposal.knobs)}")
+        if c.reason:
+            candidate.append(f"\n{shorten(c.reason)}", style="red")
         table.add_row(
             str(c.proposal.index),
-            c.proposal.template,
-            settings(c.proposal.knobs),
             Text(c.status.value, style="green" if c.status.value == "verified" else "bold red"),
             microseconds(c.predicted_us),
             times_roofline(c.predicted_us, result.roofline_us),
-            Text(shorten(c.reason)),
+            candidate,
         )
     if len(ranked) > limit:
         table.caption = f"and {len(ranked) - limit} more; `workbench report {result.run_id}` has them all"
@@ -227,13 +221,15 @@ def print_runs(document: RunsDocument, console: Console) -> None:
         console.print("no runs yet; start one with `workbench propose --op OP`")
         return
     table = simple_table(
-        "run", "op", "workload", "arch", "state", "candidates", "verified", "winner", "predicted"
-    )
+        "run", "op", "workload", "state", "candidates", "verified", "winner", "predicted",
+        right=("candidates", "verified", "predicted"),
+    )  # fmt: skip
+    table.columns[0].no_wrap = True
     for r in document.runs:
         state = "finished" if r.finished else "interrupted"
         table.add_row(
-            r.run_id, r.op, r.workload, r.arch, state, str(r.candidates), str(r.verified),
-            r.winner or "", microseconds(r.predicted_us),
+            r.run_id, r.op, r.workload, state, str(r.candidates), str(r.verified), r.winner or "",
+            microseconds(r.predicted_us),
         )  # fmt: skip
     console.print(table)
 
