@@ -488,3 +488,16 @@ def test_other_schedules_change_no_result(seed):
     inputs = {"flag": np.zeros(2, np.uint32)}
     result = clean(lanes(body, 192, 32, inputs=inputs, chunk_lanes=32, seed=seed))
     np.testing.assert_array_equal(result["out"].reshape(6, 32)[:, 0], [0 if c == 5 else 41 for c in range(6)])
+
+
+def test_an_instruction_may_overwrite_its_own_predicate():
+    body = """
+    setp.lt.u32 %p1, %r0, 16;
+    setp.lt.u32 %p2, %r0, 100;
+    @%p1 setp.lt.u32 %p1|%p2, %r0, 8;
+    selp.u32 %r1, 1, 0, %p1;
+    selp.u32 %r2, 2, 0, %p2;
+    add.u32 %r1, %r1, %r2;
+    """
+    n = np.arange(32)
+    np.testing.assert_array_equal(clean(lanes(body, 32))["out"], np.where(n < 8, 1, 2))

@@ -119,6 +119,8 @@ class Emitter:
         self.call_values: dict[str, Value] = {}
         """Values of the `.param` variables of a call sequence."""
         self._carry = ""
+        self._guard: tuple[Instruction | None, str] = (None, "")
+        """The instruction under a predicate that is being translated, and the predicate's array."""
         self._specials: dict[str, str] = {}
 
     # -- reading ---------------------------------------------------------------------------------
@@ -305,7 +307,9 @@ class Emitter:
         dtype = "b" if value.width == 1 else INTEGERS[value.width]
         if value.width in FLOATS and both.floating:
             dtype = FLOATS[value.width]
-        p = self.view(self.value(predicate.name), "b")
+        if self._guard[0] is not self.instruction:  # a destination may be the predicate itself
+            self._guard = (self.instruction, self.view(self.value(predicate.name), "b"))
+        p = self._guard[1]
         new, before = self.view(value, dtype), self.view(old, dtype)
         arguments = f"{p}, {before}, {new}" if self.instruction.negated else f"{p}, {new}, {before}"
         return Value(
