@@ -13,8 +13,8 @@ Concurrency.
 - front: `front_split` warps share `front_rows` rows of the stacked router and down-projection weights and
   serve all tokens; their sums meet in shared memory. A CTA has router rows or down-projection rows, never
   both.
-- top_k: a CTA a token. Each warp selects K of its experts by redux rounds; candidates meet in shared memory,
-  each counts the candidates above it: the count is its rank.
+- top_k: a CTA a token. A lane sorts its keys; K times a warp removes the best of its lanes' heads (redux).
+  The warps' candidates meet in shared memory; each counts the candidates above it: the count is its rank.
 - gate_up: a CTA serves one (token, slot) pair; groups of `lanes` lanes compute `rows` gate rows and the up
   rows that belong to them, so SiTU needs no exchange.
 - down: groups of `down_lanes` lanes compute `down_rows` rows. "separate": a CTA serves one (token, slot)
@@ -22,10 +22,10 @@ Concurrency.
   memory and are combined in rank order.
 
 Layout. An MXFP4 row is cut into pieces of 32 elements: 16 bytes of weights, one scale byte, 64 bytes of
-activations. Lane j of a group owns pieces j, j + lanes, ...: consecutive lanes read consecutive 16 bytes.
-`flight` pieces of each row are loaded before the first of them is used. Activations are staged in shared
-memory as (8 elements, quarter of a piece, lane, step) so that 16-byte reads of a warp are free of bank
-conflicts. Pieces past the end of a row are zeros, in weights, scales and activations alike.
+activations. Lane j of a group owns pieces j, j + lanes, ...: consecutive lanes read consecutive 16 bytes. A
+flight is `flight` pieces of each row; the next one is loaded while one is used. Activations are staged in
+shared memory as (8 elements, quarter of a piece, lane, step) so that 16-byte reads of a warp are free of
+bank conflicts. Pieces past the end of a row are zeros, in weights, scales and activations alike.
 
 Arithmetic. float32 accumulation within a piece, then one FMA with the piece's power-of-two scale. `decode`:
 "cvt" unpacks with cvt.rn.bf16x2.e2m1x2 (sm_100 and later), "bits" with shifts and masks (any architecture).
@@ -48,10 +48,10 @@ TEMPLATE = {
     "knobs": {
         "threads": [128, 256],
         "front_rows": [1, 2],
-        "front_split": [1, 2, 4],
+        "front_split": [2, 4],
         "lanes": [8, 16],
         "rows": [1, 2],
-        "flight": [2, 7],
+        "flight": [1, 2, 7],
         "down_rows": [1, 2, 4],
         "down_warps": [8, 16],
         "route": ["launch", "inline"],
@@ -63,11 +63,11 @@ TEMPLATE = {
         "threads": 128,
         "front_rows": 2,
         "front_split": 4,
-        "lanes": 16,
+        "lanes": 8,
         "rows": 1,
-        "flight": 7,
-        "down_rows": 2,
-        "down_warps": 16,
+        "flight": 2,
+        "down_rows": 1,
+        "down_warps": 8,
         "route": "launch",
         "combine": "fused",
         "decode": "cvt",
@@ -75,10 +75,9 @@ TEMPLATE = {
     },
     "constraints": [
         "decode == 'cvt' or math == 'f32'",
-        # gate_up: whole row blocks, whole flights, four words a row and piece in registers.
+        # gate_up: whole row blocks; two flights in registers, four words a row and piece.
         "I % (threads // lanes * rows) == 0",
-        "(L // 32 + lanes - 1) // lanes % min(flight, (L // 32 + lanes - 1) // lanes) == 0",
-        "2 * rows * min(flight, (L // 32 + lanes - 1) // lanes) <= 16",
+        "2 * rows * min(2 * flight, (L // 32 + lanes - 1) // lanes) <= 16",
         # down: whole row blocks; fused, the warps share out the slots.
         "L % (8 * down_rows * (1 if combine == 'fused' else down_warps)) == 0",
         "combine == 'separate' or K % min(down_warps, K) == 0",
@@ -99,7 +98,7 @@ TEMPLATE = {
 }
 
 LOG2_E = 1.4426950408889634
-TOP_K_THREADS = 256
+TOP_K_THREADS = 128
 DOWN_LANES = 4
 
 
@@ -226,7 +225,7 @@ class Rows:
     Args:
         depth: elements of a row, a multiple of 32.
         lanes: lanes that share a row.
-        flight: pieces of each row loaded at once.
+        flight: pieces of each row loaded at once; the next flight is loaded while one is used.
     """
 
     def __init__(self, depth, lanes, flight, piece):
@@ -259,7 +258,7 @@ class Rows:
 
     @cute.jit
     def load(self, weights, scales, lane: Int32, begin: cutlass.Constexpr):
-        """Start loading pieces `begin` to `begin + flight` of this lane.
+        """Start loading the flight that begins with this lane's piece `begin`.
 
         Args:
             weights: list of row tensors (depth / 8,) Uint32.
@@ -268,13 +267,13 @@ class Rows:
         Returns:
             Register tensors: words (4, rows, flight) and codes (rows, flight), zeros past the rows' end.
         """
-        count = len(weights)
-        words = cute.make_rmem_tensor((4, count, self.flight), Uint32)
-        codes = cute.make_rmem_tensor((count, self.flight), Uint8)
+        count, length = len(weights), min(self.flight, self.steps - begin)
+        words = cute.make_rmem_tensor((4, count, length), Uint32)
+        codes = cute.make_rmem_tensor((count, length), Uint8)
         stream = cute.make_copy_atom(
             CopyG2ROp(), Uint32, num_bits_per_copy=128, l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE
         )
-        for s in range_constexpr(self.flight):
+        for s in range_constexpr(length):
             piece = (begin + s) * self.lanes + lane
             inside = (begin + s + 1) * self.lanes <= self.pieces
             if const_expr(not inside):
@@ -290,7 +289,7 @@ class Rows:
     def accumulate(self, sums, words, codes, shared: cute.Tensor, lane: Int32, begin: cutlass.Constexpr):
         """Return `sums`, one float32 a row, plus what `load` fetched times the activations in `shared`."""
         sums = list(sums)
-        for s in range_constexpr(self.flight):
+        for s in range_constexpr(cute.size(codes, mode=[1])):
             held = cute.make_rmem_tensor((8, 4), BFloat16)
             for quarter in range_constexpr(4):
                 cute.autovec_copy(shared[None, quarter, lane, begin + s], held[None, quarter])
@@ -308,15 +307,16 @@ class Rows:
         """
         sums = [Float32(0.0) for _ in weights]
         for begin in range_constexpr(0, self.steps, self.flight):
-            sums = self.accumulate(sums, words, codes, shared, lane, begin)
+            ready = words, codes
             if const_expr(begin + self.flight < self.steps):
                 words, codes = self.load(weights, scales, lane, begin + self.flight)
+            sums = self.accumulate(sums, *ready, shared, lane, begin)
         return [cute.arch.warp_reduction_sum(v, threads_in_group=self.lanes) for v in sums]
 
 
 def sigmoid(x):
-    """1 / (1 + exp(-x)), the division rounded."""
-    return Float32(1.0) / (Float32(1.0) + cute.math.exp2(x * Float32(-LOG2_E), fastmath=True))
+    """1 / (1 + exp(-x)), a few ulp at any magnitude."""
+    return cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(x * Float32(-LOG2_E), fastmath=True))
 
 
 def key_of(score, expert):
@@ -491,7 +491,7 @@ class Moe:
         The bias is loaded, then the predecessor waited for, then the logits are loaded.
         """
         thread, _, _ = cute.arch.thread_idx()
-        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        warp = cute.arch.warp_idx()
         count = -(-self.experts // threads)
         candidates = threads // 32 * self.slots
         smem = cutlass.memory.SmemAllocator()
@@ -511,35 +511,41 @@ class Moe:
             raw[i] = Float32(0.0)
             if i * threads + thread < self.experts:
                 raw[i] = logits[token, i * threads + thread]
+        # Positions past the last expert rank like NaN scores of ids that no expert has: below every expert.
         for i in range_constexpr(count):
             expert = i * threads + thread
-            key = key_of(sigmoid(raw[i]) + shift[i], expert)
-            keys[i] = Uint64(cutlass.select_(expert < self.experts, key, Uint64(0)))
+            score = cutlass.select_(expert < self.experts, sigmoid(raw[i]) + shift[i], Float32(float("nan")))
+            keys[i] = key_of(Float32(score), expert)
+        for last in range_constexpr(count - 1, 0, -1):
+            for i in range_constexpr(last):
+                high, low = keys[i], keys[i + 1]
+                keys[i] = Uint64(cutlass.select_(high > low, high, low))
+                keys[i + 1] = Uint64(cutlass.select_(high > low, low, high))
 
-        kept = Uint64(0)
         for rank in cutlass.range(self.slots, unroll=1):
-            top = keys[0]
-            for i in range_constexpr(1, count):
-                top = Uint64(cutlass.select_(keys[i] > top, keys[i], top))
-            high, low = Uint32(top >> Uint64(32)), Uint32(top & Uint64(0xFFFFFFFF))
-            best_high = Uint32(cute.arch.warp_redux_sync(high, "umax"))
-            low = Uint32(cutlass.select_(high == best_high, low, Uint32(0)))
-            best_low = Uint32(cute.arch.warp_redux_sync(low, "umax"))
-            winner = (Uint64(best_high) << Uint64(32)) | Uint64(best_low)
-            for i in range_constexpr(count):
-                keys[i] = Uint64(cutlass.select_(keys[i] == winner, Uint64(0), keys[i]))
-            kept = Uint64(cutlass.select_(lane == rank, winner, kept))
-        if lane < self.slots:
-            found[warp * self.slots + lane] = kept
+            head = keys[0]
+            top = Uint32(head >> Uint64(32))
+            wins = top == Uint32(cute.arch.warp_redux_sync(top, "umax"))
+            winners = cute.arch.vote_ballot_sync(wins)
+            if winners & (winners - 1) != 0:
+                tie = Uint32(cutlass.select_(wins, Uint32(head & Uint64(0xFFFFFFFF)), Uint32(0)))
+                wins = wins and tie == Uint32(cute.arch.warp_redux_sync(tie, "umax"))
+            if wins:
+                found[warp * self.slots + rank] = head
+                for i in range_constexpr(count):
+                    keys[i] = keys[i + 1] if const_expr(i + 1 < count) else Uint64(0)
         cute.arch.sync_threads()
 
-        if thread < candidates:
-            mine = found[thread]
-            above = Int32(0)
-            for i in range_constexpr(candidates):
-                above += Int32(found[i] > mine)
-            if above < self.slots:
-                ranked[above] = mine
+        # Two threads a candidate count the candidates above it, each in every other pair.
+        mine, above = Uint64(0), Int32(0)
+        if thread // 2 < candidates:
+            mine = found[thread // 2]
+            for i in range_constexpr(0, candidates, 4):
+                pair = i + 2 * (thread % 2)
+                above += Int32(found[pair] > mine) + Int32(found[pair + 1] > mine)
+        above += cute.arch.shuffle_sync_bfly(above, offset=1)
+        if thread % 2 == 0 and thread // 2 < candidates and above < self.slots:
+            ranked[above] = mine
         cute.arch.sync_threads()
         return ranked
 

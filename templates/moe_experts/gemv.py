@@ -9,11 +9,11 @@ SiTU needs no exchange. Groups never talk to each other; a group adds its lanes'
 crosses from the first launch to the second through global memory.
 
 Layout. A row is cut into pieces of 32 elements: 16 bytes of weights, one scale byte, 64 bytes of
-activations. Lane j of a group owns pieces j, j + lanes, ...: consecutive lanes read consecutive 16 bytes.
-`flight` pieces of each row are loaded before the first of them is used. Activations are staged once a CTA
-in shared memory as (8 elements, quarter of a piece, lane, step) with the lane innermost after the elements,
-so that the 16-byte reads of a warp are free of bank conflicts. Pieces past the end of a row are zeros, in
-weights, scales and activations alike.
+activations. Lane j of a group owns pieces j, j + lanes, ...: consecutive lanes read consecutive 16 bytes. A
+flight is `flight` pieces of each row; the next one is loaded while one is used. Activations are staged once
+a CTA in shared memory as (8 elements, quarter of a piece, lane, step) with the lane innermost after the
+elements, so that the 16-byte reads of a warp are free of bank conflicts. Pieces past the end of a row are
+zeros, in weights, scales and activations alike.
 
 Arithmetic. float32 accumulation within a piece, then one FMA with the piece's power-of-two scale. `decode`:
 "cvt" unpacks with cvt.rn.bf16x2.e2m1x2 (sm_100 and later), "bits" with shifts and masks (any architecture).
@@ -44,9 +44,9 @@ TEMPLATE = {
     },
     "default": {
         "threads": 128,
-        "lanes": 16,
+        "lanes": 8,
         "rows": 1,
-        "flight": 7,
+        "flight": 2,
         "down_lanes": 4,
         "down_rows": 2,
         "decode": "cvt",
@@ -59,9 +59,8 @@ TEMPLATE = {
         # Whole row blocks.
         "I % (threads // lanes * rows) == 0",
         "L % (threads // down_lanes * down_rows) == 0",
-        # Whole flights, and registers: four words a row and piece in flight.
-        "(L // 32 + lanes - 1) // lanes % min(flight, (L // 32 + lanes - 1) // lanes) == 0",
-        "2 * rows * min(flight, (L // 32 + lanes - 1) // lanes) <= 16",
+        # Two flights in registers, four words a row and piece.
+        "2 * rows * min(2 * flight, (L // 32 + lanes - 1) // lanes) <= 16",
     ],
     "scratch": {"hidden": {"shape": ["B", "K", "I"], "dtype": "bf16"}},
 }
@@ -195,7 +194,7 @@ class Rows:
     Args:
         depth: elements of a row, a multiple of 32.
         lanes: lanes that share a row.
-        flight: pieces of each row loaded at once.
+        flight: pieces of each row loaded at once; the next flight is loaded while one is used.
     """
 
     def __init__(self, depth, lanes, flight, piece):
@@ -228,7 +227,7 @@ class Rows:
 
     @cute.jit
     def load(self, weights, scales, lane: Int32, begin: cutlass.Constexpr):
-        """Start loading pieces `begin` to `begin + flight` of this lane.
+        """Start loading the flight that begins with this lane's piece `begin`.
 
         Args:
             weights: list of row tensors (depth / 8,) Uint32.
@@ -237,13 +236,13 @@ class Rows:
         Returns:
             Register tensors: words (4, rows, flight) and codes (rows, flight), zeros past the rows' end.
         """
-        count = len(weights)
-        words = cute.make_rmem_tensor((4, count, self.flight), Uint32)
-        codes = cute.make_rmem_tensor((count, self.flight), Uint8)
+        count, length = len(weights), min(self.flight, self.steps - begin)
+        words = cute.make_rmem_tensor((4, count, length), Uint32)
+        codes = cute.make_rmem_tensor((count, length), Uint8)
         stream = cute.make_copy_atom(
             CopyG2ROp(), Uint32, num_bits_per_copy=128, l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE
         )
-        for s in range_constexpr(self.flight):
+        for s in range_constexpr(length):
             piece = (begin + s) * self.lanes + lane
             inside = (begin + s + 1) * self.lanes <= self.pieces
             if const_expr(not inside):
@@ -259,7 +258,7 @@ class Rows:
     def accumulate(self, sums, words, codes, shared: cute.Tensor, lane: Int32, begin: cutlass.Constexpr):
         """Return `sums`, one float32 a row, plus what `load` fetched times the activations in `shared`."""
         sums = list(sums)
-        for s in range_constexpr(self.flight):
+        for s in range_constexpr(cute.size(codes, mode=[1])):
             held = cute.make_rmem_tensor((8, 4), BFloat16)
             for quarter in range_constexpr(4):
                 cute.autovec_copy(shared[None, quarter, lane, begin + s], held[None, quarter])
@@ -284,9 +283,10 @@ class Rows:
         cute.arch.sync_threads()
         sums = [Float32(0.0) for _ in weights]
         for begin in range_constexpr(0, self.steps, self.flight):
-            sums = self.accumulate(sums, words, codes, shared, lane, begin)
+            ready = words, codes
             if const_expr(begin + self.flight < self.steps):
                 words, codes = self.load(weights, scales, lane, begin + self.flight)
+            sums = self.accumulate(sums, *ready, shared, lane, begin)
         return [cute.arch.warp_reduction_sum(v, threads_in_group=self.lanes) for v in sums]
 
 

@@ -3,15 +3,16 @@
     s = sigmoid(logits); ids = the K experts of largest s + bias, lower id first on ties, NaN last
     weights = bf16(s[ids] / (sum of s[ids] + 1e-20)), in rank order
 
-Concurrency. Every warp picks the best K of its share of the experts by K rounds of "maximum over the warp,
-then remove it": a lane holds its keys in registers, redux.sync finds the maximum. With one warp that is the
-answer. With more, the warps leave K candidates each in shared memory and, after a barrier, either warp 0
-selects again ("rounds") or every candidate counts the candidates above it ("rank": its count is its rank,
-no loop of dependent reductions), a second barrier, and warp 0 reads the winners in rank order.
+Concurrency. Every warp picks the best K of its share of the experts in K rounds: redux.sync finds the
+largest score among the lanes' best keys, the lane that owns it writes its key to shared memory and removes
+it. `lane` says how a lane knows its best key: it sorts its keys first ("sort"), or looks through them every
+round ("scan"). With one warp that is the answer. With more, after a barrier, either warp 0 selects again
+among the candidates of all warps (`merge` "rounds"), or every candidate counts the candidates above it, which
+is its rank ("rank": no loop of dependent reductions) and, after another barrier, warp 0 has them in order.
 
 Layout. Expert e belongs to thread e % threads. A key is 64 bits: the score as an unsigned integer of the
 same order, then the complement of the id. All keys differ, so "greater" decides ties by itself; NaN scores
-become 0, below minus infinity; positions past the last expert have key 0, below every expert.
+become 0, below minus infinity, and so do positions past the last expert, whose ids are larger.
 
 Ordering. `bias` never changes and is loaded before the wait. `logits` is the predecessor's: every thread
 waits itself first.
@@ -23,19 +24,22 @@ from cutlass import BFloat16, Float32, Int32, Uint32, Uint64, const_expr, range_
 
 TEMPLATE = {
     "op": "moe_topk",
-    "summary": "register keys, redux rounds a warp, candidates merged in shared memory",
+    "summary": "keys in registers, redux rounds a warp, candidates merged in shared memory",
     "knobs": {
         "threads": [32, 64, 128, 256, 512],
         "merge": ["rounds", "rank"],
         "sigmoid": ["divide", "approx"],
-        "unroll": [1, 2, 4],
+        "lane": ["sort", "scan"],
     },
-    "default": {"threads": 256, "merge": "rank", "sigmoid": "divide", "unroll": 1},
+    "default": {"threads": 256, "merge": "rank", "sigmoid": "divide", "lane": "sort"},
     "constraints": [
-        "K <= 32 and K <= E",
+        "K <= 16 and K <= E and K % 2 == 0",
         # One warp has nothing to merge.
         "threads > 32 or merge == 'rounds'",
-        "K % unroll == 0",
+        # A sorting network of more keys a lane would cost more than it saves.
+        "lane == 'scan' or (E + threads - 1) // threads <= 8",
+        # Two threads a candidate take pairs of candidates in turn.
+        "merge == 'rounds' or (min(threads, (E + 31) // 32 * 32) // 32 * K) % 4 == 0",
     ],
 }
 
@@ -64,7 +68,7 @@ class Selection:
         self.threads = min(knobs["threads"], -(-self.experts // 32) * 32)
         self.merge = knobs["merge"]
         self.sigmoid = knobs["sigmoid"]
-        self.unroll = knobs["unroll"]
+        self.sort = knobs["lane"] == "sort"
         self.warps = self.threads // 32
         self.keys = -(-self.experts // self.threads)
         self.candidates = self.warps * self.slots
@@ -78,22 +82,33 @@ class Selection:
         )
 
     @cute.jit
-    def best(self, keys: cute.Tensor, lane: Int32) -> Uint64:
-        """The K largest of a warp's `keys` (a register tensor a lane, emptied): lane r returns number r."""
-        kept = Uint64(0)
-        for rank in cutlass.range(self.slots, unroll=self.unroll):
-            top = keys[0]
-            for i in range_constexpr(1, cute.size(keys)):
-                top = Uint64(cutlass.select_(keys[i] > top, keys[i], top))
-            high, low = Uint32(top >> Uint64(32)), Uint32(top & Uint64(0xFFFFFFFF))
-            best_high = Uint32(cute.arch.warp_redux_sync(high, "umax"))
-            low = Uint32(cutlass.select_(high == best_high, low, Uint32(0)))
-            best_low = Uint32(cute.arch.warp_redux_sync(low, "umax"))
-            winner = (Uint64(best_high) << Uint64(32)) | Uint64(best_low)
-            for i in range_constexpr(cute.size(keys)):
-                keys[i] = Uint64(cutlass.select_(keys[i] == winner, Uint64(0), keys[i]))
-            kept = Uint64(cutlass.select_(lane == rank, winner, kept))
-        return kept
+    def best(self, keys: cute.Tensor, lane: Int32, out: cute.Tensor):
+        """Write the K largest of a warp's `keys` (registers of each lane, used up) to `out` (K,) in order."""
+        count = const_expr(cute.size(keys))
+        if const_expr(self.sort):
+            for last in range_constexpr(count - 1, 0, -1):
+                for i in range_constexpr(last):
+                    left, right = keys[i], keys[i + 1]
+                    keys[i] = Uint64(cutlass.select_(left > right, left, right))
+                    keys[i + 1] = Uint64(cutlass.select_(left > right, right, left))
+        for rank in cutlass.range(self.slots, unroll=1):
+            head = keys[0]
+            if const_expr(not self.sort):
+                for i in range_constexpr(1, count):
+                    head = Uint64(cutlass.select_(keys[i] > head, keys[i], head))
+            top = Uint32(head >> Uint64(32))
+            wins = top == Uint32(cute.arch.warp_redux_sync(top, "umax"))
+            winners = cute.arch.vote_ballot_sync(wins)
+            if winners & (winners - 1) != 0:
+                tie = Uint32(cutlass.select_(wins, Uint32(head & Uint64(0xFFFFFFFF)), Uint32(0)))
+                wins = wins and tie == Uint32(cute.arch.warp_redux_sync(tie, "umax"))
+            if wins:
+                out[rank] = head
+                for i in range_constexpr(count):
+                    if const_expr(self.sort):
+                        keys[i] = keys[i + 1] if const_expr(i + 1 < count) else Uint64(0)
+                    else:
+                        keys[i] = Uint64(cutlass.select_(keys[i] == head, Uint64(0), keys[i]))
 
     @cute.kernel
     def kernel(self, logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor):
@@ -120,42 +135,45 @@ class Selection:
             raw[i] = Float32(0.0)
             if const_expr((i + 1) * self.threads <= self.experts) or expert < self.experts:
                 raw[i] = logits[token, expert]
+        # Positions past the last expert rank like NaN scores of ids that no expert has: below every expert.
         keys = cute.make_rmem_tensor(self.keys, Uint64)
         for i in range_constexpr(self.keys):
             expert = i * self.threads + thread
-            key = key_of(sigmoid(raw[i], self.sigmoid) + shift[i], expert)
-            keys[i] = Uint64(cutlass.select_(expert < self.experts, key, Uint64(0)))
-        key = self.best(keys, lane)
-
-        if const_expr(self.warps > 1):
-            if lane < self.slots:
-                found[warp * self.slots + lane] = key
+            score = sigmoid(raw[i], self.sigmoid) + shift[i]
+            score = Float32(cutlass.select_(expert < self.experts, score, Float32(float("nan"))))
+            keys[i] = key_of(score, expert)
+        if const_expr(self.warps == 1):
+            self.best(keys, lane, ranked)
+            cute.arch.sync_warp()
+        else:
+            self.best(keys, lane, cute.local_tile(found, (self.slots,), (warp,)))
             cute.arch.sync_threads()
             if const_expr(self.merge == "rank"):
-                if thread < self.candidates:
-                    mine = found[thread]
-                    above = Int32(0)
-                    for i in range_constexpr(self.candidates):
-                        above += Int32(found[i] > mine)
-                    if above < self.slots:
-                        ranked[above] = mine
+                # Two threads a candidate count the candidates above it, each in every other pair.
+                mine, above = Uint64(0), Int32(0)
+                if thread // 2 < self.candidates:
+                    mine = found[thread // 2]
+                    for i in range_constexpr(0, self.candidates, 4):
+                        pair = i + 2 * (thread % 2)
+                        above += Int32(found[pair] > mine) + Int32(found[pair + 1] > mine)
+                above += cute.arch.shuffle_sync_bfly(above, offset=1)
+                if thread % 2 == 0 and thread // 2 < self.candidates and above < self.slots:
+                    ranked[above] = mine
                 cute.arch.sync_threads()
-            if warp == 0:
-                if const_expr(self.merge == "rank"):
-                    if lane < self.slots:
-                        key = ranked[lane]
-                else:
-                    share = cute.make_rmem_tensor(-(-self.candidates // 32), Uint64)
-                    for i in range_constexpr(cute.size(share)):
-                        share[i] = Uint64(0)
-                        if i * 32 + lane < self.candidates:
-                            share[i] = found[i * 32 + lane]
-                    key = self.best(share, lane)
+            elif warp == 0:
+                share = cute.make_rmem_tensor(-(-self.candidates // 32), Uint64)
+                for i in range_constexpr(cute.size(share)):
+                    share[i] = Uint64(0)
+                    if i * 32 + lane < self.candidates:
+                        share[i] = found[i * 32 + lane]
+                self.best(share, lane, ranked)
+                cute.arch.sync_warp()
 
         if warp == 0:
-            expert = Int32(~Uint32(key & Uint64(0xFFFFFFFF)))
+            expert = Int32(0)
             score = Float32(0.0)
             if lane < self.slots:
+                expert = Int32(~Uint32(ranked[lane] & Uint64(0xFFFFFFFF)))
                 score = sigmoid(logits[token, expert], self.sigmoid)
             total = cute.arch.warp_reduction_sum(score)
             if lane < self.slots:
