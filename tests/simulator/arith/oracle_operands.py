@@ -38,7 +38,8 @@ def _compose(fmt, sign, exponent, fraction):
     return code | (sign.astype(np.uint64) << np.uint64(f.width - 1))
 
 
-def _specials(fmt):
+def special_codes(fmt):
+    """Zeros, subnormals, limits, infinities, NaN, numbers around one: the codes where branches are."""
     f = FMT[fmt]
     one = (-(f.low + f.p - 2)) << (f.p - 1)
     half = 1 << (f.p - 2)
@@ -91,10 +92,10 @@ def floats(fmt, count, operands, rng):
         if block in (0, 1):
             arrays = [any_bits() for _ in range(operands)]
         elif block == 2:
-            s = _specials(fmt)
+            s = special_codes(fmt)
             arrays = [s[rng.integers(0, len(s), n)] for _ in range(operands)]
         elif block == 3:
-            s = _specials(fmt)
+            s = special_codes(fmt)
             arrays = [any_bits() for _ in range(operands)]
             which = rng.integers(0, operands, n)
             for i in range(operands):

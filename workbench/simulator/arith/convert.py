@@ -69,7 +69,7 @@ def float_to_int(x: Array, to: str, mode: str) -> Array:
     high = float(limits.max)  # 64 bits: rounds up to the power of two
     if limits.bits < 64:
         wide = rounded.astype(np.float64)
-        inside = np.fmin(np.fmax(wide, float(limits.min)), high)  # NaN gives limits.min, replaced below
+        inside = np.clip(np.where(nan, 0.0, wide), float(limits.min), high)
         result = inside.astype(np.int64).astype(to)
     else:
         low = float(limits.min)
@@ -163,11 +163,6 @@ def f32_stochastic(x: Array, random: Array, kind: str, *, satfinite: bool = Fals
     stepped = np.where(carry, down + np.copysign(step, value), down)
     code = narrow(np.where(np.isfinite(value), stepped, value), fmt, "rn", satfinite=satfinite)
     return code.astype(np.uint16)
-
-
-def saturate_f64(x: Array) -> Array:
-    """Clamp to [0, 1]; NaN and -0 give +0."""
-    return np.minimum(np.fmax(x, 0.0), 1.0) + 0.0
 
 
 def flush_if(x: Array, ftz: bool) -> Array:

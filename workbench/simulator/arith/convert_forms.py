@@ -62,10 +62,8 @@ def _finish(function: Function, to: str, sat: bool, ftz: bool = False) -> Functi
         function = lambda x: flush_f32(inner(x))  # noqa: E731
     if not sat:
         return function
-    if to == "f32":
+    if to in ("f32", "f64"):
         return lambda x: fp32.saturate(function(x))
-    if to == "f64":
-        return lambda x: convert.saturate_f64(function(x))
     return lambda x: half.saturate(function(x), to)
 
 

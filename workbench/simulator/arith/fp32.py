@@ -13,10 +13,11 @@ _TINY = np.float32(F32_MIN_NORMAL)
 
 
 def saturate(x: Array) -> Array:
-    """Clamp to [0, 1]; NaN and -0 give +0."""
-    clamped = np.minimum(np.fmax(x, np.float32(0)), np.float32(1))
-    # fmax may keep -0; adding +0 does not change anything else.
-    return clamped + np.float32(0)
+    """Clamp float32 or float64 to [0, 1]; NaN and -0 give +0."""
+    one = x.dtype.type(1)
+    # Comparing is false for NaN and both zeros.
+    kept: Array = np.where(x > 0, np.minimum(x, one), x.dtype.type(0))
+    return kept
 
 
 def _zero_sign_rm(total: Array, x: Array, y: Array) -> Array:
@@ -123,14 +124,24 @@ def sqrt(a: Array, mode: str = "rn") -> Array:
 
 def minimum(a: Array, b: Array, *, nan: bool = False) -> Array:
     """Smaller of two float32 or float64, -0 below +0; a NaN operand is dropped, or wins with `nan`."""
-    picked = np.minimum(a, b) if nan else np.fmin(a, b)
+    picked = np.minimum(a, b) if nan else _drop_nan(np.minimum(a, b), a, b)
     return _settle_zeros(picked, a, b, smaller=True)
 
 
 def maximum(a: Array, b: Array, *, nan: bool = False) -> Array:
     """Larger of two float32 or float64, +0 above -0; a NaN operand is dropped, or wins with `nan`."""
-    picked = np.maximum(a, b) if nan else np.fmax(a, b)
+    picked = np.maximum(a, b) if nan else _drop_nan(np.maximum(a, b), a, b)
     return _settle_zeros(picked, a, b, smaller=False)
+
+
+def _drop_nan(picked: Array, a: Array, b: Array) -> Array:
+    """Replace NaN results by the operand that is a number.
+
+    Not np.fmin and np.fmax: for signalling NaN they return NaN in the lanes that fill no vector register,
+    while GPUs treat signalling NaN as quiet.
+    """
+    nan = np.isnan(picked)
+    return np.where(nan, np.where(np.isnan(a), b, a), picked) if nan.any() else picked
 
 
 def _settle_zeros(picked: Array, a: Array, b: Array, *, smaller: bool) -> Array:
