@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from workbench.errors import UnknownNameError, WorkbenchError
+from workbench.errors import ContentError, UnknownNameError, WorkbenchError
 from workbench.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -79,11 +79,13 @@ def compile_kernel(
 
     Raises:
         UnknownNameError: for an unknown op, template, workload, knob or arch, with the nearest names.
-        ContentError: if the file is wrong or an exported file is damaged.
-        CompileError: if the kernel does not compile.
+        ContentError: if the file is wrong or does not compile (its cause is then the `CompileError`, which
+            has the kind), or if an exported file is damaged.
     """
     where = _found(workspace)
     path = Path(kernel)
+    if not str(kernel):
+        raise WorkbenchError("the kernel's name is empty; give a template's name or a path")
     if path.is_dir():
         return _exported(path, op, workload, knobs, arch)
     if path.suffix == ".py" or path.is_file():
@@ -136,9 +138,7 @@ def predict(artifact: Artifact, verification: Verification, machine: str = DEFAU
     """Predicted time of a simulated artifact on a machine, with its premises. Nothing is measured."""
     from workbench import cost
 
-    return cost.predict(
-        artifact, verification.counters, cost.load_machine(machine), verification.sass
-    )
+    return cost.predict(artifact, verification.counters, cost.load_machine(machine), verification.sass)
 
 
 def roofline(
@@ -149,7 +149,9 @@ def roofline(
 
     contract = load_op(op, workspace)
     return cost.roofline(
-        contract, contract.workload(workload or contract.workloads[0].name), cost.load_machine(machine)
+        contract,
+        contract.workload(contract.workloads[0].name if workload is None else workload),
+        cost.load_machine(machine),
     )
 
 
@@ -175,9 +177,8 @@ def audit(
         workspace: holds the op of a template file.
 
     Raises:
-        ContentError: if a file cannot be read or used.
+        ContentError: if a file cannot be read or used, or a template file does not compile.
         UnknownNameError: for an unknown workload, knob, arch or kernel.
-        CompileError: if a template file does not compile.
     """
     return audit_with_code(file, contract, workload=workload, knobs=knobs, arch=arch, workspace=workspace)[0]
 
@@ -256,7 +257,7 @@ def propose(
             raise WorkbenchError(
                 "say what to propose for with --op OP (`workbench ops` lists them), or --resume RUN"
             )
-        workload = workload or default_workload(op, where)
+        workload = default_workload(op, where) if workload is None else workload
     return offline.propose(
         where,
         op or "",
@@ -297,7 +298,7 @@ def tune_template(
     return offline.propose(
         where,
         op,
-        workload or default_workload(op, where),
+        default_workload(op, where) if workload is None else workload,
         arch=arch,
         machine=machine,
         seed=seed,
@@ -380,16 +381,19 @@ def _candidate(path: Path, op: str | None) -> Template:
 def _compiled(
     template: Template, workload: str | None, knobs: Mapping[str, Value], arch: str, workspace: Workspace
 ) -> Artifact:
-    from workbench.compile import ArtifactCache, CompileRequest, compile_candidate
+    from workbench.compile import ArtifactCache, CompileError, CompileRequest, compile_candidate
 
     contract = load_op(template.op, workspace)
     for name in knobs:
         if name not in template.knobs:
             raise UnknownNameError("knob", name, template.knobs)
-    chosen = contract.workload(workload or contract.workloads[0].name)
+    chosen = contract.workload(contract.workloads[0].name if workload is None else workload)
     point = {**template.default, **knobs}
     request = CompileRequest.of(contract, chosen, template, point, arch)
-    return compile_candidate(request, ArtifactCache(workspace.cache))
+    try:
+        return compile_candidate(request, ArtifactCache(workspace.cache))
+    except CompileError as e:
+        raise ContentError(template.path, f"{e.kind}: {e.message}", e.line) from e
 
 
 def _exported(

@@ -44,13 +44,19 @@ class Space:
     knobs: Mapping[str, tuple[Value, ...]]
     constraints: tuple[str, ...]
     axes: Mapping[str, int]
+    path: Path | None = None
+    """File of the template, for messages about its constraints."""
 
     def is_valid(self, knobs: Mapping[str, Value]) -> bool:
-        """True if every knob has one of its values and every constraint holds."""
+        """True if every knob has one of its values and every constraint holds.
+
+        Raises:
+            ContentError: if a constraint cannot be evaluated.
+        """
         if knobs.keys() != self.knobs.keys() or any(v not in self.knobs[k] for k, v in knobs.items()):
             return False
         names = {**self.axes, **knobs}
-        return all(evaluate(c, names) for c in self.constraints)
+        return all(self._holds(c, names) for c in self.constraints)
 
     def why_invalid(self, knobs: Mapping[str, Value]) -> str | None:
         """Return the first reason that `knobs` is not a point of the space, or None."""
@@ -64,8 +70,14 @@ class Space:
                 return f"knob {name}={knobs[name]!r} is not one of {list(values)}"
         names = {**self.axes, **knobs}
         return next(
-            (f"constraint {c!r} does not hold" for c in self.constraints if not evaluate(c, names)), None
+            (f"constraint {c!r} does not hold" for c in self.constraints if not self._holds(c, names)), None
         )
+
+    def _holds(self, constraint: str, names: Mapping[str, Value]) -> bool:
+        try:
+            return bool(evaluate(constraint, names))
+        except ValueError as e:
+            raise ContentError(self.path or "template", f"in its constraints: {e}") from e
 
     def points(self) -> Iterator[Knobs]:
         """All valid points in lexicographic order of the declared values."""
@@ -129,13 +141,14 @@ class Template:
 
     def space(self, axes: Mapping[str, int]) -> Space:
         """The template's space at one workload."""
-        return Space(self.knobs, self.constraints, axes)
+        return Space(self.knobs, self.constraints, axes, self.path)
 
     def bind(self, op: Op, workload: Workload, knobs: Mapping[str, Value]) -> tuple[BoundBuffer, ...]:
         """Op buffers and scratch buffers with their shapes at `workload` and `knobs`.
 
         Raises:
             WorkbenchError: if `knobs` is not a valid point.
+            ContentError: if a constraint or the shape of a scratch buffer cannot be evaluated.
         """
         reason = self.space(workload.axes).why_invalid(knobs)
         if reason:
@@ -147,8 +160,11 @@ class Template:
         ]
         names = {**workload.axes, **knobs}
         for name, spec in self.scratch.items():
-            shape = tuple(e if isinstance(e, int) else int(evaluate(e, names)) for e in spec["shape"])
-            role = Role(spec.get("role", "scratch"))
+            try:
+                shape = tuple(e if isinstance(e, int) else int(evaluate(e, names)) for e in spec["shape"])
+                role = Role(spec.get("role", "scratch"))
+            except (TypeError, ValueError) as e:
+                raise ContentError(self.path, f"in its scratch buffer {name!r}: {e}") from e
             bound.append(BoundBuffer(name=name, shape=shape, dtype=DType(spec["dtype"]), role=role,
                                      zeroed=bool(spec.get("zeroed", role is Role.FLAG))))  # fmt: skip
         return tuple(bound)

@@ -81,6 +81,65 @@ def test_an_error_in_a_template_names_file_and_line(
             assert f"row.py:{number}:" in complaint
 
 
+HEAD = 'TEMPLATE = {"op": "rmsnorm", "summary": "s", "knobs": {"a": [1]}, "default": {"a": 1}}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "command", "says"),
+    [
+        ("k.py", b"\xff\xfe\x00", "verify k.py", "k.py: cannot be read"),
+        ("k.py", b'x = "', "verify k.py", "k.py:1: unterminated string"),
+        ("k.py", b"", "verify k.py", "has no `TEMPLATE"),
+        (
+            "k.py",
+            HEAD.replace("}\n", ', "constraints": ["1 // 0 == a"]}\n'),
+            "verify k.py",
+            "k.py: in its constraints: ",
+        ),
+        (
+            "k.py",
+            HEAD.replace("}\n", ', "constraints": ["a == nope"]}\n'),
+            "verify k.py",
+            "unknown name 'nope'",
+        ),
+        (
+            "k.py",
+            HEAD.replace("}\n", ', "scratch": {"s": {"shape": ["a // 0"], "dtype": "f32"}}}\n'),
+            "verify k.py",
+            "k.py: in its scratch buffer 's'",
+        ),
+        ("k.py", HEAD.replace("rmsnorm", "rmsnrm"), "verify k.py", "unknown op 'rmsnrm'; nearest: rmsnorm"),
+        ("k.py", HEAD.replace('"a": 1}', '"a": 7}'), "verify k.py", "knob a=7 is not one of [1]"),
+        ("k.py", HEAD, "verify k.py --op moe_topk", "is a template of op 'rmsnorm', not of 'moe_topk'"),
+        ("k.py", HEAD, "verify k.py", "k.py: user: `build` must return"),
+        ("k.py", HEAD + "import os\n", "verify k.py", "k.py:2: rejected: import of 'os'"),
+        ("k.txt", b"hello", "verify k.txt", "has no `TEMPLATE"),
+        ("k.txt", b"hello", "audit k.txt", "neither a .ptx nor a .cubin"),
+        ("k.ptx", b"\xff\x00", "audit k.ptx", "k.ptx: is not a text file"),
+        ("k.ptx", b"", "audit k.ptx", "k.ptx: PTX line 1"),
+        ("k.ptx", b"hello", "audit k.ptx", "k.ptx: PTX line 1"),
+        ("k.cubin", b"", "audit k.cubin", "k.cubin: not a cubin"),
+        ("k.cubin", b"\x7fELF", "audit k.cubin", "k.cubin: not a cubin"),
+        ("k.ptx", b"hello", "audit k.ptx --knob a=1", "is compiled already"),
+        ("k.py", HEAD, "audit k.py --contract c.toml", "leave the contract out"),
+        ("run.html", b"", "report --to run.html", "--to needs a run"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(
+    run: Any, workspace: Workspace, name: str, content: bytes | str, command: str, says: str
+) -> None:
+    if isinstance(content, str):
+        content = (content + "def build(axes, knobs):\n    return 1\n").encode()
+    Path(name).write_bytes(content)
+    assert says in run(*command.split()).complaint
+
+
+def test_an_empty_name_is_said(run: Any, workspace: Workspace) -> None:
+    assert "name is empty" in run("verify", "", "--op", "rmsnorm").complaint
+    assert "unknown workload ''" in run("verify", "row", "--op", "rmsnorm", "--workload", "").complaint
+    assert "unknown op ''" in run("ops", "").complaint
+
+
 def test_a_point_that_breaks_a_constraint_is_never_compiled(run: Any, workspace: Workspace) -> None:
     path = workspace.template("rmsnorm", "row")
     source = path.read_text()

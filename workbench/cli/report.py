@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.shell import DebugOption, JsonOption, QuietOption, Shell
+from workbench.errors import WorkbenchError
 
 
 def command(
@@ -41,6 +42,8 @@ def command(
         sys.stdout.write(text.dumps(json_schema(schema), indent=1, sort_keys=True) + "\n")
         return
     workspace = shell.workspace()
+    if run is None and to is not None:
+        raise WorkbenchError(f"--to needs a run, for instance `workbench report last --to {to}`")
     if run is None:
         listing = runs.list_runs(workspace)
         shell.show(listing, lambda console: print_runs(listing, console))
