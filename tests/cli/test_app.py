@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.workspace import Workspace
 
 HEAVY = ("torch", "cutlass", "optuna", "numpy", "sqlalchemy", "matplotlib")
-COMMANDS = ("doctor", "ops", "init", "propose", "tune", "verify", "audit", "report", "export", "db")
+COMMANDS = ("doctor", "ops", "init", "propose", "tune", "verify", "audit", "report", "export", "replay", "db")
 
 
 def imported_by(code: str) -> set[str]:

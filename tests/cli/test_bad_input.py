@@ -48,6 +48,8 @@ from workbench.workspace import Workspace
         ("report never", "unknown run 'never'"),
         ("report last", "no runs yet"),
         ("report --schema verfy", "unknown schema 'verfy'; nearest: verify"),
+        ("replay missing.json", "missing.json: cannot be read"),
+        ("replay missing.json --sampler tpx", "unknown sampler 'tpx'; nearest: tpe"),
         ("db import missing.jsonl", "cannot read missing.jsonl"),
         ("audit missing.ptx", "missing.ptx"),
         ("init .", "verifiers exists already"),

@@ -279,5 +279,19 @@ def test_tune_exports_nothing(run: Any, workspace: Workspace) -> None:
     assert not workspace.generated.exists()
 
 
+def test_replay_scores_a_sampler(run: Any, tmp_path: Path) -> None:
+    points = [{"a": a, "b": b, "time": 1.0 + (a - 3) ** 2 + b} for a in range(8) for b in range(4)]
+    space = {
+        "tune_params_keys": ["a", "b"],
+        "tune_params": {"a": list(range(8)), "b": list(range(4))},
+        "cache": {f"{p['a']},{p['b']}": p for p in points},
+    }
+    (tmp_path / "space.json").write_text(json.dumps(space))
+    words = ("replay", str(tmp_path / "space.json"), "--budget", "32", "--seeds", "2", "--sampler")
+    document = run(*words, "random", "--json").json("replay")
+    assert document["space"] == "space" and document["fraction_of_optimum"]["32"] == 1.0
+    assert "fraction of the optimum" in run(*words, "tpe").out
+
+
 def test_levels_are_those_of_verification() -> None:
     assert set(LEVELS) == {level.value for level in Level}

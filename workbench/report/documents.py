@@ -253,6 +253,7 @@ def schemas() -> dict[str, type[BaseModel]]:
     """The published models by name."""
     from workbench.agent.run import RunResult
     from workbench.export.manifest import Manifest
+    from workbench.tune import ReplayReport
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
 
@@ -268,6 +269,7 @@ def schemas() -> dict[str, type[BaseModel]]:
         "op": OpDocument,
         "ops": OpsDocument,
         "propose": RunResult,
+        "replay": ReplayReport,
         "runs": RunsDocument,
         "verify": Report,
     }

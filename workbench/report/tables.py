@@ -25,6 +25,7 @@ from workbench.verify.report import Check, Report, Verdict
 
 if TYPE_CHECKING:
     from workbench.agent.run import Candidate, RunResult
+    from workbench.tune import ReplayReport
     from workbench.verify.ordering import AuditDocument
 
 VERDICT_STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
@@ -274,6 +275,21 @@ def print_import(document: ImportedRecordsDocument, console: Console) -> None:
     console.print(f"{document.added} records added, {document.known} known already")
     for skipped in document.skipped:
         console.print(Text(f"line {skipped.line} skipped: {skipped.reason}", style="yellow"), soft_wrap=True)
+
+
+def print_replay(report: ReplayReport, console: Console) -> None:
+    """How near a sampler came to the optimum of a known space."""
+    table = simple_table(
+        "evaluations", "fraction of the optimum", right=("evaluations", "fraction of the optimum")
+    )
+    for evaluations, fraction in report.fraction_of_optimum.items():
+        table.add_row(str(evaluations), f"{fraction:.4f}")
+    console.print(table)
+    console.print(
+        f"{report.sampler} on {report.space}: mean of {report.seeds} seeds,"
+        f" {report.overhead_ms:.2f} ms a proposal",
+        soft_wrap=True,
+    )
 
 
 def verdict_text(verdict: Verdict) -> Text:
