@@ -180,3 +180,20 @@ def test_files_that_cannot_be_audited(tmp_path: Path, name: str, content: str | 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ContentError, match="cannot be read"):
         audit_file(tmp_path / "none.ptx")
+
+
+def test_a_call_in_a_bare_cubin_is_undecided(tmp_path: Path) -> None:
+    printing = (
+        ".reg .b64 %c<3>; .reg .b32 %q<3>; mov.b64 %c1, text; cvta.global.u64 %c2, %c1;\n"
+        "{ .param .b64 p0; .param .b64 p1; .param .b32 r0; st.param.b64 [p0], %c2; st.param.b64 [p1], 0;\n"
+        "call.uni (r0), vprintf, (p0, p1); ld.param.b32 %q1, [r0]; }\n"
+    )
+    before = (
+        ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n"
+        ".global .align 1 .b8 text[3] = {104, 105, 0};\n"
+    )
+    text = ptx(printing + GOOD).replace(".visible", before + ".visible", 1)
+    terms = write(tmp_path, "k.toml", contract())
+    assert audit_file(write(tmp_path, "both.ptx", text), terms).verdict is Verdict.PASS
+    data = cubin(text)
+    assert audit_file(write(tmp_path, "bare.cubin", data), terms).verdict is Verdict.UNKNOWN

@@ -76,7 +76,7 @@ def test_levels_on_the_ptx_are_those_of_the_simulation(program: list[Statement])
     assert solved(parse(ptx(text(program)))) == simulate(program)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_statement, min_size=3, max_size=9))
 def test_the_sass_agrees(program: list[Statement]) -> None:
     """Copies are not moved by the assembler, so PTX and SASS must be judged alike."""

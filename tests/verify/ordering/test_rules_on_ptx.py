@@ -63,7 +63,7 @@ def test_atomics_and_copies_count_as_accesses(tmp_path: Path) -> None:
         ("atom.global.add.f32 %f1, [%rd5], 0f3F800000;", "x"),
         ("cp.async.ca.shared.global [%r8], [%rd5], 4;", "x"),
         (
-            "@%p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r8], [%rd5], 8, [%r8];",
+            "@%p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r8], [%rd5], 16, [%r8];",
             "x",
         ),
         ("@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd7], [%r8], 64;", "out"),
@@ -323,3 +323,50 @@ def test_without_a_contract_only_what_always_holds_passes(tmp_path: Path) -> Non
     assert audit(tmp_path, ptx(WAIT + LOAD_X + STORE), None).verdict is Verdict.PASS
     assert audit(tmp_path, ptx(LOAD_X + WAIT + STORE), None).verdict is Verdict.UNKNOWN
     assert audit(tmp_path, ptx(LOAD_X + STORE), None).verdict is Verdict.UNKNOWN
+
+
+# -- conditions that nobody knows ------------------------------------------------------------------
+
+
+@ARCHS
+def test_wait_and_load_under_the_same_condition(tmp_path: Path, arch: str) -> None:
+    """Branches on one unknown predicate go the same way: whoever loads has waited."""
+    start = "setp.lt.u32 %p5, %r3, %r1; mov.f32 %f1, 0f00000000;"
+    loads = "cp.async.ca.shared.global [%r8], [%rd5], 4;"
+    same = start + "@!%p5 bra S; griddepcontrol.wait;\nS: bar.warp.sync -1;\n@!%p5 bra E; " + loads + "\nE:\n"
+    assert clean(audit(tmp_path, ptx(same, arch=arch), contract()))
+    predicated = start + "@%p5 griddepcontrol.wait; @%p5 " + loads
+    assert clean(audit(tmp_path, ptx(predicated, arch=arch), contract()))
+    opposite = start + "@%p5 griddepcontrol.wait; @!%p5 " + loads
+    assert rules(audit(tmp_path, ptx(opposite, arch=arch), contract())) == ["pdl-load-before-wait"]
+    changed = start + "@%p5 griddepcontrol.wait; setp.lt.u32 %p5, %r1, %r3; @%p5 " + loads
+    assert rules(audit(tmp_path, ptx(changed, arch=arch), contract())) == ["pdl-load-before-wait"]
+
+
+def test_a_call_before_the_wait_is_undecided(tmp_path: Path) -> None:
+    called = ".func f(.param .b64 a) { .reg .b64 d; ld.param.b64 d, [a]; st.global.b32 [d], 1; ret; }\n"
+    call = "{ .param .b64 p0; st.param.b64 [p0], %rd5; call.uni f, (p0); }\n"
+    text = ptx(call + WAIT + LOAD_X + STORE).replace(".visible", called + ".visible", 1)
+    assert audit(tmp_path, text, contract()).verdict is not Verdict.PASS
+    after = ptx(WAIT + call + LOAD_X + STORE).replace(".visible", called + ".visible", 1)
+    assert rules(audit(tmp_path, after, contract())) == []
+
+
+def test_parameters_of_a_struct_are_told_apart(tmp_path: Path) -> None:
+    """Two pointers in one parameter, read through its address."""
+    declare = (
+        ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; mov.b64 %rd1, S; cvta.param.u64 %rd2, %rd1;\n"
+        "ld.param.b64 %rd3, [%rd1+8]; ld.param.b64 %rd4, [%rd1+16]; ld.param.b64 %rd5, [S];\n"
+    )
+    head = ".version 9.0\n.target sm_103a\n.address_size 64\n.visible .entry k(.param .align 8 .b8 S[24])\n"
+    terms = "[[kernel]]\ngrid = [1, 1, 1]\nblock = [128, 1, 1]\npdl = true\n"
+    for offset, name, role in ((0, "out", "output"), (8, "x", "activation"), (16, "w", "weight")):
+        terms += f'[[kernel.buffer]]\nparam = 0\noffset = {offset}\nname = "{name}"\nrole = "{role}"\n'
+    body = "{\n" + declare
+    for early, fault in (("%rd4", None), ("%rd3", "x"), ("%rd5", "out")):
+        kernel = head + ".reqntid 128,1,1\n" + body
+        kernel += (
+            f"ld.global.f32 %f1, [{early}];\ngriddepcontrol.wait;\nst.global.f32 [%rd5], %f1;\nret;\n}}\n"
+        )
+        target = audit(tmp_path, kernel, terms)
+        assert {f.buffer for f in target.findings} == ({fault} if fault else set()), early

@@ -254,11 +254,18 @@ class PtxValues:
                         known = unsigned(signed(known, 8 * size), 64)
                 roots = frozenset((Root(RootKind.PARAM, "", offset),))
                 found.append((reg, Value(known, roots)))
+            elif (at := self._parameter_place(address)) is not None:
+                found.append((reg, Value(None, frozenset((Root(RootKind.PARAM, "", at + n * size),)))))
             elif isinstance(address.base, Symbol):  # the return value of a call
                 found.append((reg, Value(None, frozenset((LOADED,)))))
             else:
                 found.append((reg, Value(None, frozenset((Root(RootKind.PARAM, "", None),)))))
         return found
+
+    def _parameter_place(self, address: Address) -> int | None:
+        """Offset in the parameter block of an address in a register, if it is one constant."""
+        at = self.operand(address).constant() if isinstance(address.base, Reg) else None
+        return at - PARAM_BASE if at is not None and at >= PARAM_BASE else None
 
     def _one(self, i: Instruction) -> Value:
         if i.opcode in ("setp", "set", "testp", "isspacep", "vote", "match"):

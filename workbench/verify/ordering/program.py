@@ -29,6 +29,14 @@ class Kind(StrEnum):
     RELEASE = "release"
     """A release operation or fence that another thread may observe through memory."""
     ACQUIRE = "acquire"
+    CALL = "call"
+    """A call of a function whose body is not looked at."""
+    REDEFINE = "redefine"
+    """A predicate register gets a new value."""
+
+
+Condition = tuple[str, bool]
+"""A predicate register and the truth value that is meant."""
 
 
 class Mode(StrEnum):
@@ -75,6 +83,8 @@ class Event:
     """Threads a CTA barrier counts; None for all, -1 if unknown."""
     whole_warp: bool = False
     """The instruction holds the whole warp, also the lanes whose guard is false (SASS issues in order)."""
+    condition: Condition | None = None
+    """The guard, where its value is not known; for REDEFINE the register that changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,8 @@ class Program:
     """Threads that can take an edge, where that is known."""
     leaving: Mapping[int, Lanes] = field(default_factory=dict)
     """Threads that can end in a block, where that is known (all that reach it, otherwise)."""
+    conditions: Mapping[tuple[int, int], Condition] = field(default_factory=dict)
+    """What holds in the threads that take an edge, where who takes it is not known."""
 
     def all_events(self, *kinds: Kind) -> list[Event]:
         """Events of the given kinds in program order."""

@@ -14,20 +14,21 @@ from workbench.isa.ptx.model import (
     Kernel,
     Module,
     Operand,
+    Symbol,
     TensorAddress,
     Vector,
 )
 from workbench.isa.ptx.values import PARAM_BASE, PtxValues
 from workbench.isa.ptx.variables import TYPE_BYTES
 from workbench.isa.values import Lanes, ParameterBlock, RootKind, Threads
-from workbench.verify.ordering.program import Access, Event, Kind, Mode, Place, Program
+from workbench.verify.ordering.program import Access, Condition, Event, Kind, Mode, Place, Program
 from workbench.verify.ordering.solver import RELAXED
 
 _STRONG = frozenset(("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"))
 _NOT_GLOBAL = frozenset(("shared", "shared::cta", "shared::cluster", "local", "param", "const"))
 _RELEASES = frozenset(("release", "acq_rel", "sc"))
 _ACQUIRES = frozenset(("acquire", "acq_rel", "sc"))
-_HINTS = frozenset(("prefetch", "prefetchu", "applypriority", "createpolicy"))
+_HARMLESS_CALLS = frozenset(("vprintf", "__assertfail", "__assert_fail"))
 
 
 def ptx_program(module: Module, kernel: Kernel, threads: Threads, parameters: ParameterBlock) -> Program:
@@ -37,13 +38,14 @@ def ptx_program(module: Module, kernel: Kernel, threads: Threads, parameters: Pa
     translator = _Translator(graph, values)
     edges: dict[tuple[int, int], Lanes] = {}
     leaving: dict[int, Lanes] = {}
+    conditions: dict[tuple[int, int], Condition] = {}
     events: list[tuple[Event, ...]] = []
     for block in graph.blocks:
         found: list[Event] = []
         for at in values.walk(block.index):
             found += translator.events(at, graph.instructions[at])
             if at == block.end - 1:
-                _block_edges(graph, values, block.index, edges, leaving)
+                _block_edges(graph, values, block.index, edges, leaving, conditions)
         events.append(tuple(found))
     return Program(
         threads=threads,
@@ -53,6 +55,7 @@ def ptx_program(module: Module, kernel: Kernel, threads: Threads, parameters: Pa
         places=tuple(Place(ptx_line=i.line, loc=i.loc, text=i.text) for i in graph.instructions),
         edges=edges,
         leaving=leaving,
+        conditions=conditions,
     )
 
 
@@ -69,15 +72,18 @@ def _block_edges(
     b: int,
     edges: dict[tuple[int, int], Lanes],
     leaving: dict[int, Lanes],
+    conditions: dict[tuple[int, int], Condition],
 ) -> None:
     block = graph.blocks[b]
     last = graph.instructions[block.end - 1]
     if last.predicate is None:
         return
     taken = _guard(values, last)
-    if taken is None:
-        return
     following = next((x.index for x in graph.blocks[b + 1 : b + 2]), None)
+    if taken is None:
+        for s in graph.successors[b] if len(graph.successors[b]) <= 2 else ():
+            conditions[b, s] = (last.predicate.name, (s == following) == last.negated)
+        return
     if last.opcode in ENDS:
         leaving[b] = taken
         if following is not None:
@@ -97,14 +103,20 @@ class _Translator:
 
     def events(self, at: int, i: Instruction) -> list[Event]:
         """Events of one instruction; the values must stand before it."""
+        changes = [
+            Event(Kind.REDEFINE, at, condition=(r.name, True))
+            for r in writes(i)
+            if self.values.kernel.registers.get(r.name) == "pred"
+        ]
         found = self._kind(i)
         if found is None:
-            return []
+            return changes
         kind, access, key, count = found
         guard = _guard(self.values, i)
         branch = is_branch(i) or i.opcode in ENDS
         guarded = i.predicate is not None and guard is None and not branch
-        return [Event(kind, at, guard, guarded, access, key, count)]
+        condition = (i.predicate.name, not i.negated) if i.predicate is not None and guarded else None
+        return [Event(kind, at, guard, guarded, access, key, count, condition=condition), *changes]
 
     def _kind(self, i: Instruction) -> tuple[Kind, Access | None, int | None, int | None] | None:
         m = i.modifiers
@@ -123,8 +135,9 @@ class _Translator:
                 return Kind.ACQUIRE, None, None, None
             case "tcgen05" if m[:1] == ("commit",):
                 return Kind.MBARRIER_ARRIVE, None, self._key(i.operands[0]), None
-            case "clusterlaunchcontrol":
-                return None
+            case "call":
+                name = next((o.name for o in i.operands if isinstance(o, Symbol)), "")
+                return None if name in _HARMLESS_CALLS else (Kind.CALL, None, None, None)
         access = self._access(i)
         if access is not None:
             if access.mode is Mode.LOAD and set(m) & _ACQUIRES:

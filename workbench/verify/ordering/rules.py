@@ -178,6 +178,19 @@ class _Rules:
                     self._before_wait(s, at_risk)
         if missing and dependent:
             self._missing(dependent)
+        if self.sass and self.other is not None:
+            return  # the PTX says what is called
+        for call in self.a.program.all_events(Kind.CALL):
+            if self.launch.pdl is not False and self.a.solution.lowest(call) < ORDERED:
+                self.unknown += 1
+                self.finding(
+                    "undecided",
+                    Severity.INFO,
+                    self.a.program.places[call.index],
+                    None,
+                    "a function that is not looked at is called before the wait",
+                    "inline the function, or call it after griddepcontrol.wait",
+                )
 
     def _writes_known(self) -> bool:
         return all(s.buffers for s in self.a.sites if s.access.mode is not Mode.LOAD)

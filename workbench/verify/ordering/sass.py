@@ -8,18 +8,19 @@ import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
 from workbench.isa.sass.cfg import build
-from workbench.isa.sass.dataflow import span
+from workbench.isa.sass.dataflow import span, writes
 from workbench.isa.sass.model import (
     SassAddress,
     SassFunction,
     SassImm,
     SassInstruction,
+    SassLabel,
     SassOperand,
     SassReg,
 )
 from workbench.isa.sass.values import Registers, SassValues
 from workbench.isa.values import Lanes, ParameterBlock, Root, Threads
-from workbench.verify.ordering.program import Access, Event, Kind, Mode, Place, Program
+from workbench.verify.ordering.program import Access, Condition, Event, Kind, Mode, Place, Program
 
 _ACCESSES: Mapping[str, Mode] = {
     "LDG": Mode.LOAD,
@@ -40,6 +41,7 @@ _ACCESSES: Mapping[str, Mode] = {
 }
 _Make = Callable[..., list[Event]]
 _TENSOR = frozenset(("UTMALDG", "UTMASTG", "UTMAREDG"))
+_PREDICATES = [f"P{n}" for n in range(7)] + [f"UP{n}" for n in range(7)]
 _EXITS = frozenset(("EXIT", "KILL"))
 _WARP_MEETS = frozenset(("WARPSYNC", "BSYNC"))
 
@@ -59,14 +61,23 @@ def sass_program(
     values = SassValues(graph, threads, parameters, parameter_base)
     edges: dict[tuple[int, int], Lanes] = {}
     leaving: dict[int, Lanes] = {}
+    conditions: dict[tuple[int, int], Condition] = {}
     events: list[tuple[Event, ...]] = []
     for block in graph.blocks:
         found: list[Event] = []
         for at, state in values.walk(block.index):
             i = graph.instructions[at]
             found += _event(values, state, at, i)
+            if i.opcode == "CALL" and not any(
+                isinstance(o, SassLabel) and o.name in function.labels for o in i.operands
+            ):
+                found.append(Event(Kind.CALL, at))
+            changed = (
+                [n for n in writes(i) if n.startswith(("P", "UP"))] if i.opcode != "CALL" else _PREDICATES
+            )
+            found += [Event(Kind.REDEFINE, at, condition=(n, True)) for n in changed]
             if at == block.end - 1:
-                _block_edges(graph, values, state, block.index, edges, leaving)
+                _block_edges(graph, values, state, block.index, edges, leaving, conditions)
         events.append(tuple(found))
     return Program(
         threads=threads,
@@ -76,6 +87,7 @@ def sass_program(
         places=tuple(Place(sass_offset=i.offset, loc=i.loc, text=i.text) for i in graph.instructions),
         edges=edges,
         leaving=leaving,
+        conditions=conditions,
     )
 
 
@@ -104,14 +116,19 @@ def _block_edges(
     b: int,
     edges: dict[tuple[int, int], Lanes],
     leaving: dict[int, Lanes],
+    conditions: dict[tuple[int, int], Condition],
 ) -> None:
     last = graph.instructions[graph.blocks[b].end - 1]
     if last.opcode not in ("BRA", "EXIT", "KILL"):
         return
     taken = _taken(values, state, last)
-    if taken is None:
-        return
     following = b + 1 if b + 1 < len(graph.blocks) else None
+    if taken is None:
+        only = _only_condition(last)
+        if only is not None:
+            for s in graph.successors[b]:
+                conditions[b, s] = (only[0], only[1] == (s != following))
+        return
     if last.opcode in _EXITS:
         leaving[b] = taken
         if following in graph.successors[b] and following is not None:
@@ -124,6 +141,17 @@ def _block_edges(
             edges[b, following] = taken ^ np.uint64(1)
 
 
+def _only_condition(i: SassInstruction) -> Condition | None:
+    """The single predicate a jump hangs on: its guard, or its condition operand."""
+    operands = [o for o in i.operands if isinstance(o, SassReg)]
+    if "DIV" in i.modifiers or any(not o.predicate for o in operands):
+        return None
+    found = [(o.name, not o.negated) for o in operands if not o.constant]
+    if i.predicate is not None:
+        found.append((i.predicate, not i.negated))
+    return found[0] if len(found) == 1 else None
+
+
 def _event(values: SassValues, state: Registers, at: int, i: SassInstruction) -> list[Event]:
     guard = _guard(values, state, i)
     guarded = i.predicate is not None and guard is None
@@ -131,7 +159,9 @@ def _event(values: SassValues, state: Registers, at: int, i: SassInstruction) ->
     def make(
         kind: Kind, access: Access | None = None, key: int | None = None, count: int | None = None
     ) -> list[Event]:
-        return [Event(kind, at, guard, guarded, access, key, count, whole_warp=kind is Kind.WAIT)]
+        condition = (i.predicate, not i.negated) if i.predicate is not None and guarded else None
+        held = kind is Kind.WAIT
+        return [Event(kind, at, guard, guarded, access, key, count, held, condition)]
 
     m = i.modifiers
     if i.opcode in _ACCESSES:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.verify.ordering.program import Event, Kind, Program
+from workbench.verify.ordering.program import Condition, Event, Kind, Program
 
 NONE, MAYBE, ORDERED, SELF, UNREACHED = 0, 1, 2, 3, 255
 """Not ordered; perhaps; after another thread's wait through a barrier; waited itself; never gets there."""
@@ -69,17 +69,25 @@ def _propagate(program: Program, grants: dict[int, Levels]) -> tuple[dict[int, L
     n = program.threads.count
     unreached = np.full(n, UNREACHED, dtype=np.uint8)
     entry = [unreached.copy() for _ in program.events]
+    facts: list[_Facts] = [None] * len(entry)
     at_exit = unreached.copy()
     before: dict[int, Levels] = {}
     if not entry:
         return before, at_exit
     entry[0] = np.zeros(n, dtype=np.uint8)
+    facts[0] = frozenset()
     todo = [0]
     while todo:
         b = todo.pop()
-        levels = entry[b]
+        levels, known = entry[b], facts[b]
         for event in program.events[b]:
-            before[event.index] = levels
+            if event.kind is Kind.REDEFINE:
+                known = _forget(known, event)
+                continue
+            holds = event.condition is not None and (known is None or event.condition in known)
+            before[event.index] = _waited(levels) if holds else levels
+            if event.kind is Kind.WAIT and event.condition is not None and known is not None:
+                known = known | {event.condition}
             levels = _apply(program, event, levels, grants)
         if program.leaves[b]:
             mask = program.leaving.get(b)
@@ -88,14 +96,43 @@ def _propagate(program: Program, grants: dict[int, Levels]) -> tuple[dict[int, L
         for s in program.successors[b]:
             mask = program.edges.get((b, s))
             taken = levels if mask is None else np.where(mask != 0, levels, UNREACHED).astype(np.uint8)
+            carried = known
+            condition = program.conditions.get((b, s))
+            if condition is not None and known is not None:
+                if condition in known:
+                    taken = _waited(taken)
+                carried = known | {(condition[0], not condition[1])}  # holds of nobody on this edge
+            if not (taken[taken != UNREACHED] != SELF).any():
+                carried = None
             lower = np.minimum(entry[s], taken)
-            if not np.array_equal(lower, entry[s]):
-                entry[s] = lower
+            fewer = _both(facts[s], carried)
+            if not np.array_equal(lower, entry[s]) or fewer != facts[s]:
+                entry[s], facts[s] = lower, fewer
                 todo.append(s)
     for block in program.events:
         for event in block:
             before.setdefault(event.index, unreached)
     return before, at_exit
+
+
+_Facts = frozenset[Condition] | None
+"""Conditions under which a thread is sure to have waited; None for all, as nobody is left who has not."""
+
+
+def _forget(known: _Facts, event: Event) -> _Facts:
+    """Facts about a predicate end when it gets a new value."""
+    if known is None or event.condition is None:
+        return known
+    return frozenset(c for c in known if c[0] != event.condition[0])
+
+
+def _both(a: _Facts, b: _Facts) -> _Facts:
+    """Facts that hold on either of two paths."""
+    return b if a is None else a if b is None else a & b
+
+
+def _waited(levels: Levels) -> Levels:
+    return np.where(levels == UNREACHED, UNREACHED, SELF).astype(np.uint8)
 
 
 def _apply(program: Program, event: Event, levels: Levels, grants: dict[int, Levels]) -> Levels:
