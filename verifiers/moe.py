@@ -265,7 +265,7 @@ OP = Op(
     ),
     reference=reference,
     baseline=baseline,
-    honest=(Chain(experts.HIGH),),
+    honest=(Chain(experts.HIGH), Chain(FLOAT32)),
     generators={
         "ordinary": ordinary,
         "power_law": power_law,

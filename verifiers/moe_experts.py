@@ -149,7 +149,7 @@ OP = Op(
     ),
     reference=reference,
     baseline=baseline,
-    honest=(with_recipe(experts.HIGH),),
+    honest=(with_recipe(experts.HIGH), with_recipe(Recipe(dtype=torch.float32))),
     generators={
         "ordinary": ordinary,
         "power_law": power_law,

@@ -1,7 +1,7 @@
-"""Templates edited by hand to be wrong, each in one way: verification must fail and say which way.
+"""Templates edited by hand to be wrong, each in one way: verification fails and says which way.
 
-Each mutant is the shipped template with one place changed. The expected rule is the one a reader of the report
-needs; that the unchanged template passes the same checks is tested first.
+Each mutant is the shipped template with one place changed. The expected rule is the one a reader of the
+report needs; that the unchanged template passes the same checks is tested first.
 """
 
 from dataclasses import dataclass, replace
@@ -49,8 +49,8 @@ MUTANTS = [
         "wrong expert: the next slot's",
         *EXPERTS,
         "expert = ids[token, slot]\n        wanted = [first + r for r in range(self.rows)]",
-        "expert = ids[token, (slot + 1) % self.slots]\n        wanted = [first + r for r in range(self.rows)]",
-        "next-slot",
+        "expert = ids[token, (slot + 1) % self.slots]\n"
+        "        wanted = [first + r for r in range(self.rows)]",
         "wrong-expert",
     ),
     edit(
@@ -65,7 +65,6 @@ MUTANTS = [
         *EXPERTS,
         "self.piece.dot(words[None, r, s], x) * scale + sums[r]",
         "self.piece.dot(words[None, r, s], x) + sums[r]",
-        "no-scales",
         "missing-scale",
     ),
     edit(
@@ -73,8 +72,6 @@ MUTANTS = [
         *EXPERTS,
         "self.pieces = depth // 32\n",
         "self.pieces = depth // 32 - 1\n",
-        "dropped-l-32",
-        "dropped-i-32",
         "dropped-tail",
     ),
     edit(
@@ -92,11 +89,20 @@ MUTANTS = [
         "wrong-rounding",
     ),
     edit(
+        "gate and up rounded before SiTU",
+        *EXPERTS,
+        "gate, up = sums[r], sums[self.rows + r]\n",
+        "gate, up = [s.to(BFloat16).to(Float32) for s in (sums[r], sums[self.rows + r])]\n",
+        "wrong-rounding",
+        generators=("negative_gates",),
+    ),
+    edit(
         "weighted sum rounded after every slot",
         *CHAIN,
         ROUNDED_SUM[0],
         ROUNDED_SUM[1],
-        "rounded-sum",
+        "wrong-rounding",
+        generators=("large",),
         knobs=(("combine", "separate"),),
     ),
     edit(
@@ -151,7 +157,8 @@ MUTANTS = [
         (
             (
                 "        cute.arch.griddepcontrol_wait()\n",
-                "        if thread == 0:\n            cute.arch.griddepcontrol_wait()\n        cute.arch.sync_threads()\n",
+                "        if thread == 0:\n            cute.arch.griddepcontrol_wait()\n"
+                "        cute.arch.sync_threads()\n",
             ),
             (
                 "            held.append(self.load(x[row, None], thread))\n",

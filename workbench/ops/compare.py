@@ -3,7 +3,7 @@ scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,19 +31,23 @@ class Standard:
     golden: Tensors
     honest: Mapping[str, Errors]
     """By output: the largest error of the baseline and of the op's other honest computations."""
+    least: Mapping[str, float]
+    """By output: the smallest rms error among them."""
 
 
 def standard_of(op: Op, inputs: Tensors, axes: Mapping[str, int]) -> Standard:
     """Compute golden and the honest computations' errors. `inputs` holds the state as it is before the op."""
     golden = op.reference(inputs, axes)
     honest = [run(inputs, axes) for run in (op.baseline, *op.honest)]
+    errors = {b.name: [measure(golden[b.name], h[b.name]) for h in honest] for b in op.outputs}
     return Standard(
-        golden, {b.name: _largest(golden[b.name], [h[b.name] for h in honest]) for b in op.outputs}
+        golden,
+        honest={name: _largest(es) for name, es in errors.items()},
+        least={name: min(e.rms for e in es) for name, es in errors.items()},
     )
 
 
-def _largest(golden: torch.Tensor, outputs: list[torch.Tensor]) -> Errors:
-    errors = [measure(golden, out) for out in outputs]
+def _largest(errors: Sequence[Errors]) -> Errors:
     return Errors(max(e.rms for e in errors), max(e.worst for e in errors))
 
 

@@ -1,6 +1,6 @@
 """Element types of buffers: their size, and their names in NumPy, torch and CuTe DSL.
 
-torch and cutlass are imported nowhere here: names are given as strings so that every floor can use this module.
+torch and cutlass are imported nowhere here: names are strings, so that every floor can use this module.
 """
 
 from __future__ import annotations

@@ -70,10 +70,13 @@ _PARTS: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def _tails(axis: str, field: str, counts: tuple[int, ...]) -> dict[str, Mistake]:
+def _tails(axis: str, fields: tuple[str, ...], counts: tuple[int, ...]) -> dict[str, Mistake]:
+    """The ends of one sum, or of both where they share their code."""
     return {
-        f"dropped-{axis.lower()}-{n}": Mistake(
-            "dropped-tail", f"the last {n} elements are left out of the sum over {axis}", _wrong(**{field: n})
+        f"dropped-{'-'.join(fields).replace('drop_', '')}-{n}": Mistake(
+            "dropped-tail",
+            f"the last {n} elements are left out of the sum over {axis}",
+            _wrong(**dict.fromkeys(fields, n)),
         )
         for n in counts
     }
@@ -101,7 +104,8 @@ MISTAKES: Mapping[str, Mistake] = {
     "rounded-gate-up": Mistake(
         "wrong-rounding", "gate and up are rounded to bf16 before SiTU", _wrong(round_gate_up=True)
     ),
-    **_tails("L", "drop_l", (8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
-    **_tails("I", "drop_i", (8, 16, 32, 64, 128, 256)),
+    **_tails("L", ("drop_l",), (8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
+    **_tails("I", ("drop_i",), (8, 16, 32, 64, 128, 256)),
+    **_tails("L and over I", ("drop_l", "drop_i"), (8, 16, 32, 64, 128)),
 }
 """By unique name, the likeliest first."""
