@@ -295,21 +295,18 @@ class _Rules:
             return False
         name, who = _names(near), sorted(near.values())[0]
         if s.level == SELF:
-            if not self.sass or self.other is None:
-                self.finding(
-                    "nc-load-of-mutable",
-                    Severity.WARNING,
-                    s.place,
-                    name,
-                    f"{name} is read with {what} after the wait of the same thread; today's compilers keep "
-                    "that order but nothing promises it, as such loads lie outside the memory model",
-                    "load activations with an ordinary ld.global",
-                )
+            self.finding(
+                "nc-load-of-mutable",
+                Severity.WARNING,
+                s.place,
+                name,
+                f"{name} is read with {what} after the wait of the same thread; today's compilers keep "
+                "that order but nothing promises it, as such loads lie outside the memory model",
+                "load activations with an ordinary ld.global",
+            )
             return False
         moved = self.sass and self._moved(s)
         if s.level == ORDERED:
-            if self.sass and self.other is not None:
-                return False  # reported on the PTX; this compiler left it in place
             message = (
                 f"{name} is read with {what} by threads that did not themselves wait for {who}; such loads "
                 "lie outside the memory model: the assembler may move them above the barrier that orders them"

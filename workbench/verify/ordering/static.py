@@ -173,26 +173,23 @@ def _merged(findings: list[Finding]) -> list[Finding]:
         grouped[key] = f if old is None else old.model_copy(update={"count": old.count + f.count})
     result: list[Finding] = []
     for f in grouped.values():
-        twin = next(
-            (
-                n
-                for n, o in enumerate(result)
-                if o.rule == f.rule
-                and o.severity == f.severity
-                and o.buffer == f.buffer
-                and o.sass_offset is None
-                and f.sass_offset is not None
-                and f.ptx_line is None
-                and (o.source == f.source or None in (o.source, f.source))
-            ),
-            None,
-        )
-        if twin is None:
+        twins = [n for n, o in enumerate(result) if _twins(o, f)]
+        if not twins:
             result.append(f)
-        else:
-            message = f.message if "moved" in f.message else result[twin].message
-            result[twin] = result[twin].model_copy(update={"sass_offset": f.sass_offset, "message": message})
+            continue
+        n = next((n for n in twins if result[n].sass_offset is None), None)
+        if n is not None:  # otherwise one more copy of a load that is reported already
+            message = f.message if "moved" in f.message else result[n].message
+            result[n] = result[n].model_copy(update={"sass_offset": f.sass_offset, "message": message})
     return result
+
+
+def _twins(on_ptx: Finding, on_sass: Finding) -> bool:
+    """True if a finding on the SASS is about the same thing as one on the PTX."""
+    if on_ptx.ptx_line is None or on_sass.ptx_line is not None or on_sass.sass_offset is None:
+        return False
+    same = (on_ptx.rule, on_ptx.severity, on_ptx.buffer) == (on_sass.rule, on_sass.severity, on_sass.buffer)
+    return same and (on_ptx.source == on_sass.source or None in (on_ptx.source, on_sass.source))
 
 
 def audit_chain(all_forms: Sequence[Forms], launches: Sequence[Launch]) -> list[KernelAudit]:
