@@ -32,6 +32,8 @@ class Job(BaseModel):
     machine: str
     seed: int
     level: Literal["screen", "full"]
+    processes: int = 1
+    """Processes that share the CTAs of a simulated launch."""
     proposal: Proposal
 
 
@@ -68,7 +70,13 @@ class Evaluator:
             }
         )
         verification = verify_artifact(
-            artifact, op, level=Level(job.level), seed=job.seed, cases=self._cases, cache=cache
+            artifact,
+            op,
+            level=Level(job.level),
+            seed=job.seed,
+            cases=self._cases,
+            cache=cache,
+            processes=job.processes,
         )
         report = verification.report
         status = Status.VERIFIED if report.verdict is Verdict.PASS else Status.REFUSED

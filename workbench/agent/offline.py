@@ -293,6 +293,8 @@ def _in_workers(
                 "machine": settings.machine,
                 "seed": settings.seed,
                 "level": level,
+                # A finalist has the machine to itself; candidates of a round share it.
+                "processes": pool.count if len(proposals) == 1 else 1,
                 "proposal": p.model_dump(),
             }
         ).model_dump_json()

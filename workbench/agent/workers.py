@@ -50,7 +50,7 @@ class WorkerPool:
     def __init__(
         self, module: str, count: int, seconds_a_job: float, environment: dict[str, str] | None = None
     ) -> None:
-        self._module, self._count, self._limit = module, count, seconds_a_job
+        self._module, self.count, self._limit = module, count, seconds_a_job
         self._environment = {**os.environ, **(environment or {})}
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
@@ -83,7 +83,7 @@ class WorkerPool:
         while waiting:
             worker = next((w for w in self._workers if w.job is None), None)
             if worker is None:
-                if len(self._workers) >= self._count:
+                if len(self._workers) >= self.count:
                     return
                 worker = self._start()
             index = waiting.pop()

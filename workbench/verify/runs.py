@@ -20,8 +20,9 @@ from workbench.verify.inputs import POISONS, Case, place_scratch, reset_scratch
 from workbench.verify.ordering import audit
 from workbench.verify.report import Check, Report, Verdict, verdict_of
 
-SCREENED = ("ordinary", "power_law", "ties")
-"""Generators that a candidate of a search must pass; the winner, and `verify`, must pass all of them."""
+SCREENED = ("ordinary", "ties", "negative_gates", "large")
+"""Generators that a candidate of a search must pass, of those that its op has: plain inputs, ties in the
+routing, and the two that tell rounding points apart. The winner, and `verify`, must pass all generators."""
 
 
 class Level(StrEnum):
