@@ -223,7 +223,7 @@ def propose(
     machine: str = DEFAULT_MACHINE,
     seed: int = 0,
     rounds: int = 4,
-    batch: int = 8,
+    batch: int = 7,
     templates: Sequence[str] = (),
     workers: int | None = None,
     resume: str | None = None,

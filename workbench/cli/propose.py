@@ -29,7 +29,7 @@ def command(
         str, typer.Option("--agent", help="Who proposes; `offline` needs no model and no key.")
     ] = "offline",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the search.")] = 4,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Candidates a round.")] = 8,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Candidates a round.")] = 7,
     template: Annotated[
         list[str] | None,
         typer.Option("--template", metavar="T", help="Draw from this template only. Repeatable."),

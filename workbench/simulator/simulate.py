@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,16 +73,11 @@ def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | No
         UnsupportedInstruction: if a kernel has an instruction that the simulator lacks.
         UnknownNameError: if `memory` lacks a buffer.
     """
-    module = _parsed(artifact.ptx)
+    module = parse(artifact.ptx)
     names = {r.buffer for launch in artifact.launches for p in launch.params for r in p.relocations}
     addresses = {name: memory.address(name) for name in names}
     launches = [_bound(module, launch, addresses) for launch in artifact.launches]
     return simulate_module(module, launches, memory, options)
-
-
-@lru_cache(maxsize=16)
-def _parsed(ptx: str) -> Module:
-    return parse(ptx)
 
 
 _programs: OrderedDict[tuple[int, str], tuple[Module, Program]] = OrderedDict()

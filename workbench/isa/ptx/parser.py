@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from workbench.isa.ptx.body import BodyParser
 from workbench.isa.ptx.constants import ConstantParser
@@ -15,8 +16,9 @@ _SPACES = frozenset((".global", ".const", ".shared", ".local", ".tex"))
 _GENERIC_SPACES = frozenset((".global", ".const", ".shared", ".local", ".param"))
 
 
+@lru_cache(maxsize=16)
 def parse(text: str) -> Module:
-    """Parse a PTX module.
+    """Parse a PTX module; the modules asked for last are kept, as simulator, audit and cost model share them.
 
     Registers and labels of inner scopes get unique names, `.loc` becomes the instruction's source position,
     debug sections are skipped, bodies of `.func` are skipped (the name is kept).
