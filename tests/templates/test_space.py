@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.errors import ContentError
 from workbench.expressions import names_in
 from workbench.templates import Space
 
@@ -42,7 +43,7 @@ def test_constraint_that_divides_by_zero_is_guarded_by_one_before_it() -> None:
 
 
 def test_constraint_with_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(ValueError, match="unknown name 'tile'"):
+    with pytest.raises(ContentError, match="unknown name 'tile'"):
         list(Space({"a": (1, 2)}, ("tile > 1",), {}).points())
 
 
