@@ -61,7 +61,7 @@ def test_experts_at_real_sizes() -> None:
         assert 0.5 < ptx.us / sass.us < 2
         assert sum(p.hbm_bytes for p in sass.launches) == pytest.approx(compulsory, rel=0.02)
         times[name] = sass.us
-    assert 1.2 < times["tp8_b1"] / times["tp16_b1"] < 2
+    assert 1 < times["tp8_b1"] / times["tp16_b1"] < 2, "half the bytes take less time, but the gaps stay"
 
 
 @pytest.mark.slow
