@@ -14,7 +14,10 @@ _BY_OPCODE = {
         "move": ("mov", "cvta"),
         "int": ("selp",),
         "predicate": ("setp", "isspacep"),
-        "shuffle": ("shfl", "redux"),
+        "shuffle": ("shfl", "redux", "movmatrix"),
+        "tensor": ("mma",),
+        "load_shared": ("ldmatrix",),
+        "store_shared": ("stmatrix",),
         "vote": ("vote", "match", "elect", "activemask"),
         "branch": ("bra", "brx", "ret", "exit", "trap"),
         "barrier": ("bar", "barrier"),
@@ -59,8 +62,16 @@ def class_of(item: Instruction) -> str:
 
 def bytes_of(item: Instruction) -> int:
     """Bytes that one lane moves with a load or store."""
+    if item.opcode in ("ldmatrix", "stmatrix"):
+        return _matrix_bytes(item)
     count = next((int(m[1:]) for m in item.modifiers if m in ("v2", "v4", "v8")), 1)
     return count * int(item.modifiers[-1].lstrip("busf")) // 8
+
+
+def _matrix_bytes(item: Instruction) -> int:
+    """Shared-memory bytes of a matrix instruction, as a lane's share."""
+    count = next((int(m[1:]) for m in item.modifiers if m in ("x1", "x2", "x4")), 1)
+    return count * (8 if "m16n16" in item.modifiers else 4)
 
 
 def cost_of(block: Block) -> Cost:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from workbench.isa.ptx.model import Instruction, Kernel, Module, Reg, Vector
-from workbench.simulator import emit_alu, emit_control, emit_memory, emit_warp, runtime
+from workbench.simulator import emit_alu, emit_control, emit_matrix, emit_memory, emit_warp, runtime
 from workbench.simulator.access import LOCAL_BASE, SHARED_BASE
 from workbench.simulator.classes import Cost, cost_of
 from workbench.simulator.emitter import Context, Emitter
 from workbench.simulator.program import Block, UnsupportedInstruction, lower
 from workbench.simulator.values import NUMPY, Fact
 
-_FAMILIES = (emit_memory, emit_warp, emit_control, emit_alu)
+_FAMILIES = (emit_memory, emit_warp, emit_matrix, emit_control, emit_alu)
 
 
 @dataclass(slots=True)
@@ -128,6 +128,7 @@ def compile_kernel(module: Module, kernel: Kernel) -> Program:
     symbols, shared, local, dynamic = _layout(module, kernel)
     context = Context(kernel, symbols, _pair_registers(kernel))
     context.names.update(runtime.NAMES)
+    context.names.update(emit_matrix.NAMES)
     context.names.update({short: np.dtype(name) for short, name in NUMPY.items()})
     emitted: dict[int, Emitter] = {}
     todo = {b.index for b in blocks}

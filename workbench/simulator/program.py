@@ -14,7 +14,9 @@ from workbench.errors import WorkbenchError
 from workbench.isa.ptx.dataflow import reads, writes
 from workbench.isa.ptx.model import Instruction, Kernel, Label, Symbol
 
-WARP_SYNCHRONOUS = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix", "mma"})
+WARP_SYNCHRONOUS = frozenset(
+    {"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix", "mma", "movmatrix"}
+)
 _BARRIERS = frozenset({"bar", "barrier"})
 _EXITS = frozenset({"exit", "ret", "trap"})
 _SIDE_EFFECTS = WARP_SYNCHRONOUS | frozenset(

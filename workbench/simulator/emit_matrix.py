@@ -1,0 +1,91 @@
+"""Matrix instructions of a warp: ldmatrix, stmatrix, movmatrix, mma.sync."""
+
+from __future__ import annotations
+
+from workbench.isa.ptx.model import Instruction, Operand, Vector
+from workbench.simulator import ldmatrix, matrix
+from workbench.simulator.emit_memory import _address as address_of
+from workbench.simulator.emit_memory import _site as site_of
+from workbench.simulator.emitter import Emitter
+
+NAMES = {
+    "matrix_load": ldmatrix.load,
+    "matrix_store": ldmatrix.store,
+    "matrix_transpose": matrix.transpose,
+    "matrix_multiply": matrix.multiply,
+}
+_COUNTS = {"x1": 1, "x2": 2, "x4": 4}
+
+
+def emit(e: Emitter, item: Instruction) -> bool:
+    """Translate `item`; False if it does not belong here."""
+    opcode = item.opcode
+    if opcode == "mma":
+        return _mma(e, item)
+    if opcode in ("ldmatrix", "stmatrix"):
+        return _move(e, item)
+    if opcode == "movmatrix":
+        if item.modifiers != ("sync", "aligned", "m8n8", "trans", "b16"):
+            return False
+        d, a = item.operands
+        here = e.context.global_name("I", item)
+        e.put(d, "u32", e.code.let(f"matrix_transpose({e.fetch(a, 'u32')}, co, ck, {here})"))
+        return True
+    if opcode == "wmma":
+        e.fail("wmma: its fragments have no documented layout")
+    return False
+
+
+def elements(operand: Operand) -> tuple[Operand, ...]:
+    """Return the registers of a vector, or the one register."""
+    return operand.elements if isinstance(operand, Vector) else (operand,)
+
+
+def _mma(e: Emitter, item: Instruction) -> bool:
+    form = matrix.form_of(item)
+    if isinstance(form, str):
+        e.fail(form)
+        raise AssertionError
+    d, a, b, c = (elements(o) for o in item.operands)
+    if (len(a), len(b), len(c)) != form.registers or len(d) != len(c):
+        e.fail("number of registers")
+    source = "f64" if form.a == "f64" else "u32"
+    kind = {"f16": "u32", "s32": "s32"}.get(form.c, form.c)
+    groups = [
+        "(" + "".join(e.fetch(x, dtype) + ", " for x in part) + ")"
+        for part, dtype in ((a, source), (b, source), (c, kind))
+    ]
+    plan, here = e.context.global_name("M", form), e.context.global_name("I", item)
+    names = e.code.let_many(len(d), f"matrix_multiply({plan}, {', '.join(groups)}, co, ck, {here})")
+    for operand, name in zip(d, names, strict=True):
+        e.put(operand, kind, name, dirty=kind in ("f32", "f64"))
+    return True
+
+
+def _move(e: Emitter, item: Instruction) -> bool:
+    m = item.modifiers
+    if m[:3] != ("sync", "aligned", "m8n8") or m[3] not in _COUNTS or m[-1] != "b16":
+        e.fail("this shape")
+    rest = list(m[4:-1])
+    transposed = rest[:1] == ["trans"]
+    if transposed:
+        rest.pop(0)
+    if rest not in ([], ["shared"], ["shared::cta"]):
+        e.fail("modifiers")
+    space = "shared" if rest else "generic"
+    count = _COUNTS[m[3]]
+    loads = item.opcode == "ldmatrix"
+    address, registers = (item.operands[1], item.operands[0]) if loads else item.operands
+    if len(elements(registers)) != count:
+        e.fail("number of registers")
+    a, offset = address_of(e, address, space)
+    site = site_of(e, item, space, ldmatrix.ROW, offset)
+    here = e.context.global_name("I", item)
+    if loads:
+        call = f"matrix_load({site}, {a}, {count}, {transposed}, co, ck, {here})"
+        for operand, name in zip(elements(registers), e.code.let_many(count, call), strict=True):
+            e.put(operand, "u32", name)
+        return True
+    values = "".join(e.fetch(x, "u32") + ", " for x in elements(registers))
+    e.code.do(f"matrix_store({site}, {a}, ({values}), {transposed}, co, ck, {here})")
+    return True
