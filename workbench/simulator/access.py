@@ -67,11 +67,22 @@ class Site:
         self.mask = size - 1
         self.reset()
 
+    @property
+    def offset(self) -> int:
+        """The constant in the instruction's address."""
+        return self._offset
+
     def reset(self) -> None:
         """Forget what earlier launches proved."""
         self.low, self.high = 1, 0
         self.tries = 0
         self._inside.clear()
+
+    def at_shared(self) -> Site:
+        """Return a site for shared memory whose addresses have the constant in them already."""
+        if "at" not in self._inside:
+            self._inside["at"] = Site(self.instruction, "shared", self.size, 0)
+        return self._inside["at"]
 
     def inside(self, space: str) -> Site:
         """Return the site for the lanes of a generic access that fall into `space`."""
@@ -257,6 +268,8 @@ class BankedSpace:
         self.races: RaceDetector | None = None
         self.good: list[tuple[int, int]] = []
         """Intervals in which every byte of every bank is known to be written."""
+        self.unsettled = np.zeros(size, bool)
+        """Bytes that asynchronous operations write: unwritten again while one is under way."""
 
     def place(self, i: Array, co: Cohort) -> Array:
         """Return offsets in the chunk's array for offsets in the bank of each lane."""
@@ -305,7 +318,7 @@ class BankedSpace:
             tries = site.tries
             if not tries & (tries - 1):
                 grid = self.shadow[1][: self.banks * self.stride].reshape(self.banks, self.stride)
-                columns = np.flatnonzero(~grid[:, : self.size].all(axis=0))
+                columns = np.flatnonzero(~grid[:, : self.size].all(axis=0) | self.unsettled)
                 before, after = columns[columns < low], columns[columns >= low]
                 start = int(before[-1]) + 1 if len(before) else 0
                 stop = int(after[0]) if len(after) else self.size
@@ -313,6 +326,15 @@ class BankedSpace:
                     self.good.append((start, stop))
         else:
             ck.fault("uninitialized-read", site, co, ~written, i + self.base)
+
+    def unsettle(self, low: int, high: int, ck: Chunk) -> None:
+        """Keep what is known of bytes `low` to `high` of the banks from being taken as lasting."""
+        if not self.unsettled[low:high].all():
+            self.unsettled[low:high] = True
+            self.good.clear()
+            for site in ck.launch.program.context.sites:
+                if site.space != "global":
+                    site.reset()
 
     def store(self, site: Site, address: Array, value: Array, co: Cohort, ck: Chunk) -> None:
         """Write raw items."""

@@ -25,6 +25,10 @@ def finish(e: Emitter, block: Block) -> None:
         e.result = e.code.let(f"~{predicate}") if item.negated else predicate
     elif block.action is Action.TABLE:
         e.result = e.fetch(item.operands[0], "u32")
+    elif block.action is Action.BARRIER and "cluster" in item.modifiers:
+        if not {"cluster", "wait"} <= set(item.modifiers) <= {"cluster", "wait", "acquire", "aligned"}:
+            e.fail()
+        e.result = "None"
     elif block.action is Action.BARRIER:
         _barrier(e, item)
 

@@ -25,7 +25,7 @@ _SIDE_EFFECTS = WARP_SYNCHRONOUS | frozenset(
         "membar",
         "griddepcontrol", "activemask", "multimem", "discard", "applypriority", "mbarrier", "tcgen05",
         "wgmma",
-        "setmaxnreg", "brkpt", "pmevent",
+        "setmaxnreg", "brkpt", "pmevent", "barrier", "tensormap",
     )
 )  # fmt: skip
 _STRONG = frozenset({"volatile", "acquire", "relaxed", "mmio"})
@@ -77,6 +77,8 @@ class Block:
     warp_synchronous: bool = False
     spins: bool = False
     """Ends with the back edge of a loop that polls memory: lanes that take it let others run."""
+    polls_memory: bool = False
+    """That loop polls more than mbarriers, so that other CTA groups may have to run."""
 
     @property
     def successors(self) -> tuple[int, ...]:
@@ -94,6 +96,8 @@ def is_warp_synchronous(instruction: Instruction) -> bool:
     """Whether all lanes named by a member mask execute `instruction` together."""
     if instruction.opcode in ("bar", "barrier"):
         return "warp" in instruction.modifiers
+    if instruction.opcode == "tcgen05":
+        return "sync" in instruction.modifiers
     return instruction.opcode in WARP_SYNCHRONOUS
 
 
@@ -101,7 +105,7 @@ def _is_barrier(instruction: Instruction) -> bool:
     return (
         instruction.opcode in _BARRIERS
         and "warp" not in instruction.modifiers
-        and "cluster" not in instruction.modifiers
+        and ("cluster" not in instruction.modifiers or "wait" in instruction.modifiers)
     )
 
 
@@ -109,6 +113,10 @@ def is_poll(instruction: Instruction) -> bool:
     """Whether `instruction` reads memory that others may be about to change."""
     if instruction.opcode == "atom":
         return True
+    if instruction.opcode == "mbarrier":
+        return instruction.modifiers[0] in ("test_wait", "try_wait")
+    if instruction.opcode == "multimem":
+        return "ld_reduce" in instruction.modifiers
     return instruction.opcode == "ld" and not _STRONG.isdisjoint(instruction.modifiers)
 
 
@@ -252,7 +260,7 @@ def _is_printf(item: Instruction) -> bool:
 
 
 def _touches_others(item: Instruction) -> bool:
-    return item.opcode in ("st", "atom", "red", "cp", "nanosleep") or is_poll(item)
+    return item.opcode in ("st", "atom", "red", "cp", "nanosleep", "multimem", "mbarrier", "barrier", "tcgen05") or is_poll(item)
 
 
 def _finish(blocks: list[Block]) -> None:
@@ -294,5 +302,6 @@ def _finish(blocks: list[Block]) -> None:
         for s in block.successors:
             if s <= block.index:
                 region = blocks[s : block.index + 1]
-                if any(is_poll(i) for b in region for i in b.instructions):
-                    block.spins = True
+                polls = {i.opcode for b in region for i in b.instructions if is_poll(i)}
+                block.spins |= bool(polls)
+                block.polls_memory |= bool(polls - {"mbarrier"})

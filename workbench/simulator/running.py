@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.findings import Finding
-from workbench.simulator.access import GlobalSpace
+from workbench.simulator.cluster import order_of_ctas
 from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, LimitReachedError
 from workbench.simulator.runtime import FLAGS
@@ -58,7 +59,8 @@ def partition(state: LaunchState) -> list[list[Array]]:
     count = min(-(-count // workers) * workers, state.ctas)
     size = -(-state.ctas // count)
     size = -(-size // cluster) * cluster
-    chunks = [np.arange(k, min(k + size, state.ctas)) for k in range(0, state.ctas, size)]
+    order = order_of_ctas(state.grid, state.cluster)
+    chunks = [order[k : k + size] for k in range(0, state.ctas, size)]
     if options.seed:
         Random(options.seed).shuffle(chunks)
     return [chunks[k::workers] for k in range(workers)]
@@ -66,8 +68,25 @@ def partition(state: LaunchState) -> list[list[Array]]:
 
 def run_chunks(state: LaunchState, groups: list[Array]) -> Part:
     """Run groups of CTAs, one after the other unless they may wait for each other."""
+    run = run_steps(state, groups)
+    with numpy_errors():
+        while True:
+            try:
+                next(run)
+            except StopIteration as end:
+                part: Part = end.value
+                return part
+
+
+def numpy_errors() -> np.errstate:
+    """Return the context in which generated code runs."""
+    return np.errstate(all="ignore", under="call", over="call", call=FLAGS)
+
+
+def run_steps(state: LaunchState, groups: list[Array]) -> Generator[None, None, Part]:
+    """Run groups of CTAs; yields where other launches may run, inside `numpy_errors`."""
     state.bind()
-    space = GlobalSpace(state.memory)
+    space = state.space()
     program = state.program
     blocks = len(program.blocks)
     part = Part((), np.zeros(blocks, np.int64), [0] * blocks, None, 0, 0, [], True, TrafficCounts())
@@ -87,24 +106,24 @@ def run_chunks(state: LaunchState, groups: list[Array]) -> Part:
         part.waits += chunk.barriers.waits
         part.completed &= not chunk.deadlocked
 
-    with np.errstate(all="ignore", under="call", over="call", call=FLAGS):
-        try:
-            if program.spins:
-                active = [Chunk(state, ctas, space) for ctas in groups]
-                runs = [(c, c.run()) for c in active]
-                while runs:
-                    runs = [(c, run) for c, run in runs if next(run, _DONE) is not _DONE]
-                for c in active:
-                    finish(c)
-            else:
-                for ctas in groups:
-                    chunk = Chunk(state, ctas, space)
-                    for _ in chunk.run():
-                        pass
-                    finish(chunk)
-        except LimitReachedError as limit:
-            state.log.add("time-limit", None, f"the launch was stopped: it used up {limit}")
-            part.completed = False
+    try:
+        if program.spins:
+            active = [Chunk(state, ctas, space) for ctas in groups]
+            runs = [(c, c.run()) for c in active]
+            while runs:
+                runs = [(c, run) for c, run in runs if next(run, _DONE) is not _DONE]
+                yield
+            for c in active:
+                finish(c)
+        else:
+            for ctas in groups:
+                chunk = Chunk(state, ctas, space)
+                for _ in chunk.run():
+                    yield
+                finish(chunk)
+    except LimitReachedError as limit:
+        state.log.add("time-limit", None, f"the launch was stopped: it used up {limit}")
+        part.completed = False
     part.findings = state.log.findings()
     part.completed &= all(f.rule != "trap" for f in part.findings)
     part.printed = state.printed

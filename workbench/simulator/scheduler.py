@@ -15,12 +15,17 @@ import numpy.typing as npt
 from workbench.isa.ptx.model import Instruction, Operand, Reg
 from workbench.simulator.access import PARAM_WINDOW, BankedSpace, GlobalSpace, Site
 from workbench.simulator.barriers import Barriers
+from workbench.simulator.cluster import Clusters
 from workbench.simulator.cohort import Cohort, merge, poison
 from workbench.simulator.copies import AsyncCopies
 from workbench.simulator.launch import LaunchState
+from workbench.simulator.mbarrier import Mbarriers
 from workbench.simulator.memory import BASE
+from workbench.simulator.pending import AsyncOperations
+from workbench.simulator.multimem import describe, is_multicast
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
 from workbench.simulator.races import RaceDetector
+from workbench.simulator.tcgen05 import TensorCores
 
 Array = npt.NDArray[Any]
 
@@ -53,6 +58,10 @@ class Chunk:
         self.exited = False
         self.barriers = Barriers(self)
         self.copies = AsyncCopies(self)
+        self.cluster = Clusters(self)
+        self.mbarriers = Mbarriers(self)
+        self.asyncs = AsyncOperations(self)
+        self.tensor = TensorCores(self)
         self.pending: dict[int, list[Cohort]] = {}
         self.parked: dict[int, list[Cohort]] = {}
         """Incomplete warps before a warp-synchronous block."""
@@ -98,6 +107,9 @@ class Chunk:
         stalls, seen, state = 0, launch.progress, 0
         while True:
             if not self.pending:
+                if self.yielded and self.asyncs.relieve(stalls):
+                    self.pending, self.yielded, stalls = self.yielded, {}, 0
+                    continue
                 if self.yielded and not (self.parked and stalls > STALLS_BEFORE_PARTIAL):
                     yield
                     stalls = 0 if launch.progress != seen else stalls + 1
@@ -140,12 +152,16 @@ class Chunk:
                 launch.check_limits()
                 result = functions[k](co, self)
                 k = self._after(co, block, result)
+                if launch.stepwise:
+                    yield
                 if k < 0:
                     break
                 if (self.pending and self._interrupts(k)) or k in self.parked:
                     self.pending.setdefault(k, []).append(co)
                     break
-        if self.barriers.waiting:
+        self.asyncs.finish()
+        self.tensor.finish()
+        if self.barriers.waiting or self.cluster.waiting:
             self._deadlock()
 
     def _pick(self) -> int:
@@ -201,7 +217,10 @@ class Chunk:
                 self.pending.setdefault(block.following, []).append(other)
             return -1
         if action is Action.BARRIER:
-            released = self.barriers.arrive(co, block, *result)
+            if block.instruction is not None and "cluster" in block.instruction.modifiers:
+                released = self.cluster.wait(co, block)
+            else:
+                released = self.barriers.arrive(co, block, *result)
             if len(released) == 1 and released[0][0] is co:
                 return released[0][1]
             self._continue(released)
@@ -242,10 +261,11 @@ class Chunk:
         else:
             self.alive[co.ctas, co.threads] = False
         self._continue(self.barriers.retire(co))
+        self._continue(self.cluster.retire(co))
 
     def _deadlock(self) -> None:
         self.deadlocked = True
-        for co, item, text in self.barriers.stuck():
+        for co, item, text in (*self.barriers.stuck(), *self.cluster.stuck()):
             self.report("deadlock", item, text, co, np.ones((1, 1), bool))
         blocks = self.launch.program.blocks
         for table, text in (
@@ -255,7 +275,9 @@ class Chunk:
             for k, cohorts in table.items():
                 items = blocks[k].instructions or [i for i in (blocks[k].instruction,) if i is not None]
                 for co in cohorts:
-                    self.report("deadlock", items[0] if items else None, text, co, np.ones((1, 1), bool))
+                    known = self.mbarriers.describe(co) if table is self.yielded else None
+                    at, why = known or (items[0] if items else None, text)
+                    self.report("deadlock", at, why, co, np.ones((1, 1), bool))
 
     def _partial_barrier(self, co: Cohort, block: Block) -> None:
         item = block.instruction
@@ -382,6 +404,8 @@ class Chunk:
         thread, count, (r, c) = self._first(co, bad)
         at = int(np.broadcast_to(address, co.shape)[r, c])
         buffer, place = self._place(site, at)
+        if rule == "out-of-bounds" and is_multicast(at) and item.opcode != "multimem":
+            rule = "multimem-order"
         verb = "writes" if item.opcode in ("st", "red", "atom") else "reads"
         if item.opcode == "cp":
             verb = "copies"
@@ -390,6 +414,9 @@ class Chunk:
             "misaligned": f"a {site.size}-byte access at no multiple of {site.size}: {place}",
             "uninitialized-read": f"{verb} {site.size} bytes of which some were never written: {place}",
             "read-only-write": f"writes to a buffer that is only to be read: {place}",
+            "multimem-order": f"multimem on an ordinary address: {place}"
+            if item.opcode == "multimem"
+            else f"an ordinary access to a multicast address is undefined: {place}",
             "race": f"lanes of one instruction store different values to one address: {place}",
         }
         self.launch.log.add(rule, item, messages[rule], thread=thread, address=at, buffer=buffer, count=count)
@@ -401,6 +428,8 @@ class Chunk:
             start = space.base if space is not None else 0
             return None, f"byte {address - start} of {site.space} memory{size}"
         memory = self.launch.memory
+        if is_multicast(address):
+            return describe(memory.multicast, address)
         offset = address - BASE
         a = memory.find(offset)
         if a is not None:

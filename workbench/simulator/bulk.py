@@ -1,0 +1,2 @@
+"""Bulk copies."""
+NAMES: dict[str, object] = {}
