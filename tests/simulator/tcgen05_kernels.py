@@ -12,16 +12,16 @@ IMAGE = 1 << 16
 """Bytes of shared memory that a kernel fills from its buffer `image`."""
 
 SETUP = """
-mov.u32 %tid, %tid.x;
-shr.u32 %warp, %tid, 5;
+mov.u32 %tx, %tid.x;
+shr.u32 %warp, %tx, 5;
 mov.u32 %bar, bar;
 mov.u32 %smem, smem;
-setp.eq.u32 %first, %tid, 0;
+setp.eq.u32 %first, %tx, 0;
 setp.eq.u32 %zero, %warp, 0;
 @%zero tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [slot], COLUMNS;
 @%first mbarrier.init.shared::cta.b64 [%bar], 1;
 @%first mbarrier.init.shared::cta.b64 [bar+8], 1;
-mov.u32 %i, %tid;
+mov.u32 %i, %tx;
 FILL:
 mul.wide.u32 %d0, %i, 4;
 add.s64 %d1, %image, %d0;
@@ -64,7 +64,7 @@ def read(columns: int, half: bool = False) -> str:
     step = 32 if columns >= 32 else columns
     lines = [
         "shl.b32 %r1, %warp, 21;", "add.u32 %r1, %r1, %tm;",
-        f"mul.wide.u32 %d0, %tid, {4 * (columns // 2 if half else columns)};", "add.s64 %d0, %out, %d0;",
+        f"mul.wide.u32 %d0, %tx, {4 * (columns // 2 if half else columns)};", "add.s64 %d0, %out, %d0;",
     ]  # fmt: skip
     for c in range(0, columns, step):
         count = step // 2 if half else step
@@ -93,7 +93,7 @@ def module(*parts: str, columns: int = 512, target: str = "") -> str:
 .shared .align 8 .b64 bar[2];
 .shared .align 4 .b32 slot;
 .reg .pred %p<8>, %first, %zero;
-.reg .b32 %r<16>, %v<128>, %tid, %warp, %bar, %smem, %i, %tm;
+.reg .b32 %r<16>, %v<128>, %tx, %warp, %bar, %smem, %i, %tm;
 .reg .b64 %d<16>, %a<16>, %image, %out, %args, %origin;
 .reg .b16 %h<4>;
 ld.param.u64 %image, [p_image];

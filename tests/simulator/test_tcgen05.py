@@ -215,7 +215,7 @@ def test_a_from_tensor_memory():
     store = """
     shl.b32 %r1, %warp, 21;
     add.u32 %r1, %r1, %tm;
-    mul.wide.u32 %d0, %tid, 32;
+    mul.wide.u32 %d0, %tx, 32;
     add.s64 %d0, %image, %d0;
     add.s64 %d0, %d0, 32768;
     """

@@ -87,14 +87,14 @@ def test_allocator_gives_aligned_poisoned_columns():
 def roundtrip(store_shape, store_x, load_shape, load_x, store_more="", load_more="", packs=("", "")):
     """Store register numbers through one shape, load through another; all four warps."""
     count, back = registers(store_shape, store_x), registers(load_shape, load_x)
-    put = "shl.b32 %r1, %warp, 21;\nadd.u32 %r1, %r1, %tm;\nshl.b32 %r2, %tid, 8;\n"
+    put = "shl.b32 %r1, %warp, 21;\nadd.u32 %r1, %r1, %tm;\nshl.b32 %r2, %tx, 8;\n"
     put += "".join(f"add.u32 %v{j}, %r2, {j};\n" for j in range(count))
     names = ", ".join(f"%v{j}" for j in range(count))
     put += f"tcgen05.st.sync.aligned.{store_shape}.x{store_x}{packs[0]}.b32 [%r1]{store_more}, {{{names}}};\n"
     put += "tcgen05.wait::st.sync.aligned;\n"
     names = ", ".join(f"%v{j}" for j in range(back))
     put += f"tcgen05.ld.sync.aligned.{load_shape}.x{load_x}{packs[1]}.b32 {{{names}}}, [%r1]{load_more};\n"
-    put += f"tcgen05.wait::ld.sync.aligned;\nmul.wide.u32 %d0, %tid, {4 * back};\nadd.s64 %d0, %out, %d0;\n"
+    put += f"tcgen05.wait::ld.sync.aligned;\nmul.wide.u32 %d0, %tx, {4 * back};\nadd.s64 %d0, %out, %d0;\n"
     put += "".join(f"st.global.b32 [%d0+{4 * j}], %v{j};\n" for j in range(back))
     return launch(module(SETUP, put, FREE), EMPTY, back, [0])
 
@@ -176,7 +176,7 @@ def test_memory_that_is_never_freed():
 
 def test_use_after_free_and_outside_the_allocation():
     assert rules(SETUP, FREE, read(32)) == ["tmem-lifetime"]
-    store = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+40], {%tid};\ntcgen05.wait::st.sync.aligned;\n"
+    store = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+40], {%tx};\ntcgen05.wait::st.sync.aligned;\n"
     address = "shl.b32 %r1, %warp, 21;\nadd.u32 %r1, %r1, %tm;\n"
     assert rules(SETUP, address, store, FREE, columns=32) == ["tmem-lifetime"]
     assert rules(SETUP, address, store, FREE, columns=64) == []
@@ -187,12 +187,12 @@ def test_unwritten_cells():
 
 
 def test_lanes_of_another_warp():
-    text = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%tm], {%tid};\ntcgen05.wait::st.sync.aligned;\n"
+    text = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%tm], {%tx};\ntcgen05.wait::st.sync.aligned;\n"
     assert rules(SETUP, text, FREE) == ["out-of-bounds"]
 
 
 def test_loading_what_was_stored_without_a_wait():
-    text = "shl.b32 %r1, %warp, 21;\nadd.u32 %r1, %r1, %tm;\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tid};\n"
+    text = "shl.b32 %r1, %warp, 21;\nadd.u32 %r1, %r1, %tm;\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tx};\n"
     load = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%r1];\n"
     assert "tcgen05-order" in rules(SETUP, text, load, FREE)
     assert rules(SETUP, text, "tcgen05.wait::st.sync.aligned;\n", load, FREE) == []

@@ -1,0 +1,122 @@
+"""CuTe DSL kernels with tcgen05 run from their PTX and compared with NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.simulator.tcgen05_cute import GEMM, SCALED
+from tests.simulator.test_tcgen05 import SMALL, scale_image, values_of
+from workbench.artifact import Artifact, BoundBuffer
+from workbench.compile import CompileRequest, CompileServer, compile_candidate
+from workbench.simulator import Memory, Outcome, simulate
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CompileServer]:
+    with CompileServer() as s:
+        yield s
+
+
+def compiled(
+    server: CompileServer,
+    source: str,
+    axes: dict[str, Any],
+    buffers: list[tuple[str, tuple[int, ...], str, str]],
+) -> Artifact:
+    bound = tuple(BoundBuffer(name=n, shape=s, dtype=d, role=r) for n, s, d, r in buffers)
+    return compile_candidate(
+        CompileRequest(
+            op="gemm",
+            workload="tile",
+            axes=axes,
+            template="test",
+            knobs={},
+            arch="sm_103a",
+            source=source,
+            buffers=bound,
+        ),
+        server=server,
+    )
+
+
+def executed(artifact: Artifact, inputs: dict[str, Any], shape: tuple[int, int]) -> tuple[Outcome, Any]:
+    memory = Memory(1 << 26)
+    for name, array in inputs.items():
+        memory.allocate(name, array.nbytes, initialized=True)[:] = array.view(np.uint8).ravel()
+    memory.allocate("c", shape[0] * shape[1] * 4)
+    outcome = simulate(artifact, memory)
+    return outcome, memory.view("c").view(np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (256, 128)])
+def test_f16_gemm(server, n, k):
+    buffers = [
+        ("a", (128, k), "f16", "activation"),
+        ("b", (n, k), "f16", "weight"),
+        ("c", (128, n), "f32", "output"),
+    ]
+    artifact = compiled(server, GEMM, {"M": 128, "N": n, "K": k}, buffers)
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((128, k)).astype(np.float16)
+    b = rng.standard_normal((n, k)).astype(np.float16)
+    outcome, c = executed(artifact, {"a": a, "b": b}, (128, n))
+    assert outcome.completed and outcome.findings == ()
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "vector", "k"), [(8, 32, 128), (4, 32, 256), (4, 16, 256)])
+def test_block_scaled_gemm(server, bits, vector, k):
+    """mxf8, mxf4 and nvf4, their scale factors copied to tensor memory by tcgen05.cp."""
+    size, count = (128, k * bits // 8), 128 * k // vector
+    buffers = [
+        ("a", size, "u8", "activation"),
+        ("b", size, "u8", "weight"),
+        ("fa", (count,), "u8", "activation"),
+        ("fb", (count,), "u8", "weight"),
+        ("c", (128, 128), "f32", "output"),
+    ]
+    artifact = compiled(server, SCALED, {"M": 128, "N": 128, "K": k, "bits": bits, "vec": vector}, buffers)
+    rng = np.random.default_rng(0)
+    inputs: dict[str, Any] = {}
+    values = []
+    for name in ("a", "b"):
+        if bits == 8:
+            codes = rng.integers(0, 256, (128, k), dtype=np.uint8) & np.uint8(0xBF)
+            inputs[name] = codes
+            numbers = values_of(codes, *SMALL["e4m3"])
+        else:
+            codes = rng.integers(0, 16, (128, k), dtype=np.uint8)
+            inputs[name] = codes[:, ::2] | codes[:, 1::2] << 4
+            numbers = values_of(codes, *SMALL["e2m1"])
+        if vector == 32:
+            scales = rng.integers(120, 134, (128, k // vector), dtype=np.uint8)
+            factors = 2.0 ** (scales.astype(int) - 127)
+        else:
+            scales = rng.integers(8, 120, (128, k // vector), dtype=np.uint8)
+            factors = values_of(scales, *SMALL["e4m3"])
+        chunks = [scale_image(scales[:, j : j + 4]) for j in range(0, k // vector, 4)]
+        inputs["f" + name] = np.concatenate(chunks)
+        values.append(numbers * np.repeat(factors, vector, axis=1))
+    outcome, c = executed(artifact, inputs, (128, 128))
+    assert outcome.completed and outcome.findings == ()
+    want = values[0] @ values[1].T
+    np.testing.assert_allclose(c, want, rtol=1e-6, atol=1e-6 * float(np.abs(want).max()))
+
+
+def test_a_missing_wait_is_a_finding(server):
+    """The epilogue reads the accumulator without waiting for the commit's barrier."""
+    source = GEMM.replace("        C.mbarrier_wait(bar, 0)\n", "        C.sync_threads()\n")
+    assert source != GEMM
+    buffers = [
+        ("a", (128, 64), "f16", "activation"),
+        ("b", (64, 64), "f16", "weight"),
+        ("c", (128, 64), "f32", "output"),
+    ]
+    artifact = compiled(server, source, {"M": 128, "N": 64, "K": 64}, buffers)
+    ones = {"a": np.ones((128, 64), np.float16), "b": np.ones((64, 64), np.float16)}
+    outcome, _ = executed(artifact, ones, (128, 64))
+    assert "tcgen05-order" in {f.rule for f in outcome.findings}
