@@ -30,7 +30,8 @@ def _arithmetic(op: str, kind: str) -> tuple[Callable[..., Array], str]:
     raise KeyError(f"{op}.{kind}")
 
 
-def _combine(op: str, kind: str, old: Array, operands: list[Array]) -> Array:
+def combine(op: str, kind: str, old: Array, operands: list[Array]) -> Array:
+    """Return what an operation makes of raw items and its operands."""
     b = operands[0]
     if op == "exch":
         return b
@@ -93,12 +94,17 @@ def atomic(
         a = address + site.k
         shared = (a >= SHARED_WINDOW) & (a < SHARED_WINDOW + WINDOW)
         if shared.any():
+            if bool((shared & (a >= SHARED_WINDOW + (1 << 24))).any()):
+                space = "cluster"
             if not shared.all():
                 ck.unsupported(site.instruction, "an atomic on shared and global memory at once")
-            space, site = "shared", site.inside("shared")
+            space = "cluster" if space == "cluster" else "shared"
+            site = site.inside(space)
         else:
             space, site = "global", site.inside("global")
     store = ck.space_shared if space == "shared" else ck.space_global
+    if space == "cluster":
+        store, site, address = ck.cluster.remote(site, address, co)
     width = site.size // max(len(groups[0]), 1)
     lanes = np.broadcast_to(address, co.shape)
     at = np.broadcast_to(store.prepare(site, lanes, co, ck, write=True), co.shape)
@@ -148,7 +154,7 @@ def _serialised(
             where = index[lanes]
             now = view[where]
             old[lanes] = now
-            view[where] = _combine(op, kind, now, [o[lanes] for o in operands])
+            view[where] = combine(op, kind, now, [o[lanes] for o in operands])
     if (view[ordered[starts]] != before).any():
         ck.progress += 1
     return old

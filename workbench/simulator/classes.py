@@ -12,16 +12,16 @@ _BY_OPCODE = {
     opcode: kind
     for kind, opcodes in {
         "move": ("mov", "cvta"),
-        "int": ("selp",),
+        "int": ("selp", "mapa", "getctarank"),
         "predicate": ("setp", "isspacep"),
         "shuffle": ("shfl", "redux", "movmatrix"),
-        "tensor": ("mma",),
+        "tensor": ("wgmma", "mma",),
         "load_shared": ("ldmatrix",),
         "store_shared": ("stmatrix",),
         "vote": ("vote", "match", "elect", "activemask"),
         "branch": ("bra", "brx", "ret", "exit", "trap"),
-        "barrier": ("bar", "barrier"),
-        "atomic": ("atom", "red"),
+        "barrier": ("bar", "barrier", "mbarrier"),
+        "atomic": ("atom", "red", "multimem"),
         "fence": ("fence", "membar"),
         "pdl": ("griddepcontrol",),
         "other": ("createpolicy", "call"),
@@ -50,7 +50,7 @@ def class_of(item: Instruction) -> str:
         m = item.modifiers
         if "const" in m or any(x.startswith("param") for x in m):
             return "load_const"
-        space = "shared" if "shared" in m or "shared::cta" in m else "local" if "local" in m else "global"
+        space = "shared" if not {"shared", "shared::cta", "shared::cluster"}.isdisjoint(m) else "local" if "local" in m else "global"
         return f"{way}_{space}"
     if item.opcode == "cp":
         return "async_copy"

@@ -8,14 +8,26 @@ from typing import Any
 import numpy as np
 
 from workbench.isa.ptx.model import Instruction, Kernel, Module, Reg, Vector
-from workbench.simulator import emit_alu, emit_control, emit_matrix, emit_memory, emit_warp, runtime
+from workbench.simulator import (
+    emit_alu,
+    emit_async,
+    emit_control,
+    emit_matrix,
+    emit_memory,
+    emit_multimem,
+    emit_tcgen05,
+    emit_tensor,
+    emit_warp,
+    emit_wgmma,
+    runtime,
+)
 from workbench.simulator.access import LOCAL_BASE, SHARED_BASE
 from workbench.simulator.classes import Cost, cost_of
 from workbench.simulator.emitter import Context, Emitter
 from workbench.simulator.program import Block, UnsupportedInstruction, lower
 from workbench.simulator.values import NUMPY, Fact
 
-_FAMILIES = (emit_memory, emit_warp, emit_matrix, emit_control, emit_alu)
+_FAMILIES = (emit_tensor, emit_async, emit_memory, emit_multimem, emit_warp, emit_matrix, emit_wgmma, emit_tcgen05, emit_control, emit_alu)
 
 
 @dataclass(slots=True)
@@ -37,7 +49,7 @@ class Program:
     dynamic_shared: bool
     local_bytes: int
     spins: bool
-    """Has loops that poll memory."""
+    """Has loops that poll memory other than mbarriers."""
     communicates: bool
     """CTAs may depend on each other: atomics, polling loops."""
     source: str
@@ -106,6 +118,7 @@ def _emit_block(context: Context, block: Block) -> Emitter:
     e = Emitter(context, block)
     for item in block.instructions:
         e.instruction = item
+        emit_wgmma.before(e, item)
         for family in _FAMILIES:
             if family.emit(e, item):
                 break
@@ -124,11 +137,14 @@ def compile_kernel(module: Module, kernel: Kernel) -> Program:
     Raises:
         UnsupportedInstruction: naming the first instruction that is not known.
     """
+    kernel = emit_wgmma.with_accumulators(kernel)
     blocks = lower(kernel)
     symbols, shared, local, dynamic = _layout(module, kernel)
     context = Context(kernel, symbols, _pair_registers(kernel))
     context.names.update(runtime.NAMES)
+    context.names.update(emit_async.NAMES)
     context.names.update(emit_matrix.NAMES)
+    context.names.update(emit_tensor.NAMES)
     context.names.update({short: np.dtype(name) for short, name in NUMPY.items()})
     emitted: dict[int, Emitter] = {}
     todo = {b.index for b in blocks}
@@ -153,8 +169,8 @@ def compile_kernel(module: Module, kernel: Kernel) -> Program:
     }
     live = tuple(frozenset(key for n in b.live_in for key in context.keys(n)) for b in blocks)
     items = [i for b in blocks for i in (*b.instructions, *((b.instruction,) if b.instruction else ()))]
-    spins = any(b.spins for b in blocks)
-    atomics = any(i.opcode in ("atom", "red") and "shared" not in i.modifiers for i in items)
+    spins = any(b.polls_memory for b in blocks)
+    atomics = any(i.opcode in ("atom", "red", "multimem") and "shared" not in i.modifiers for i in items)
     return Program(
         kernel=kernel,
         blocks=blocks,

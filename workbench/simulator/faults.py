@@ -19,6 +19,7 @@ FIXES = {
     "membermask": "name exactly the lanes that execute the instruction",
     "warp-divergence": "bring the named lanes together, or leave them out of the member mask",
     "inactive-lane": "read only lanes that execute the same shuffle",
+    "multimem-order": "use multimem instructions on multicast addresses, ordinary ones on a rank's own",
     "trap": "see why the kernel stopped itself",
 }
 

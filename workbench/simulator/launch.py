@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench.simulator.access import GlobalSpace
 from workbench.simulator.faults import FindingLog
 from workbench.simulator.memory import Memory
 from workbench.simulator.traffic import Traffic
@@ -79,6 +80,8 @@ class LaunchState:
         self.barrier_weights = np.ones(self.threads, np.int64)
         """What a thread counts for at a barrier, which counts whole warps."""
         self.barrier_weights[-1] += 32 * self.warps - self.threads
+        self.stepwise = False
+        """Let others run after every block, not only while all lanes poll."""
         self.log = FindingLog(program.kernel.name)
         self.progress = 0
         self.lane_instructions = 0
@@ -97,6 +100,10 @@ class LaunchState:
     def global_address(self, name: str) -> int:
         """Return the device address of a module variable."""
         return self.addresses[name]
+
+    def space(self) -> GlobalSpace:
+        """Return global memory as the launch's chunks see it."""
+        return GlobalSpace(self.memory)
 
     def bind(self) -> None:
         """Give the generated code the values that belong to this launch."""

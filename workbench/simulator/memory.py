@@ -10,17 +10,22 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from workbench.errors import UnknownNameError, WorkbenchError
 
+if TYPE_CHECKING:
+    from workbench.simulator.multimem import MulticastRange
+
 Array = npt.NDArray[Any]
 
 BASE = 0x7F2A_0000_0000
 """Device address of arena offset 0."""
+MULTICAST, MULTICAST_END = 0x7E00_0000_0000, 0x7E80_0000_0000
+"""Window of multicast addresses, which only `multimem` instructions may use."""
 GUARD = 4096
 """Least distance in bytes between two allocations, and from either end of the arena."""
 DEFAULT_CAPACITY = 1 << 36
@@ -78,6 +83,8 @@ class Memory:
         self._starts: list[int] = []
         self._by_name: dict[str, Allocation] = {}
         self._top = GUARD
+        self.multicast: list[MulticastRange] = []
+        """Addresses that stand for a buffer of every rank."""
 
     def allocate(
         self, name: str, nbytes: int, *, align: int = 256, writable: bool = True, initialized: bool = False

@@ -83,8 +83,8 @@ def numpy_errors() -> np.errstate:
     return np.errstate(all="ignore", under="call", over="call", call=FLAGS)
 
 
-def run_steps(state: LaunchState, groups: list[Array]) -> Generator[None, None, Part]:
-    """Run groups of CTAs; yields where other launches may run, inside `numpy_errors`."""
+def run_steps(state: LaunchState, groups: list[Array]) -> Generator[bool, None, Part]:
+    """Run groups of CTAs; yields, inside `numpy_errors`, whether it could go on at once."""
     state.bind()
     space = state.space()
     program = state.program
@@ -111,15 +111,15 @@ def run_steps(state: LaunchState, groups: list[Array]) -> Generator[None, None, 
             active = [Chunk(state, ctas, space) for ctas in groups]
             runs = [(c, c.run()) for c in active]
             while runs:
-                runs = [(c, run) for c, run in runs if next(run, _DONE) is not _DONE]
-                yield
+                turns = [(c, run, next(run, None)) for c, run in runs]
+                runs = [(c, run) for c, run, turn in turns if turn is not None]
+                yield any(turn is not False for *_, turn in turns)
             for c in active:
                 finish(c)
         else:
             for ctas in groups:
                 chunk = Chunk(state, ctas, space)
-                for _ in chunk.run():
-                    yield
+                yield from chunk.run()
                 finish(chunk)
     except LimitReachedError as limit:
         state.log.add("time-limit", None, f"the launch was stopped: it used up {limit}")
@@ -130,9 +130,6 @@ def run_steps(state: LaunchState, groups: list[Array]) -> Generator[None, None, 
     if state.traffic is not None:
         part.traffic = state.traffic.counts
     return part
-
-
-_DONE = object()
 
 
 def joined(state: LaunchState, a: Part, b: Part) -> Part:

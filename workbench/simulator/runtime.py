@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction, Reg
-from workbench.simulator import atomics, warp
+from workbench.simulator import atomics, multimem, warp
 from workbench.simulator.access import LOCAL_WINDOW, PARAM_WINDOW, RAW, SHARED_WINDOW, WINDOW, Site
 from workbench.simulator.arith import canonicalise_f32, canonicalise_f64, lookup
 
@@ -82,10 +82,14 @@ def _function(opcode: str, *modifiers: str, operands: int) -> Any:
 def in_space(address: Array, space: str) -> Array:
     """isspacep: whether a generic address lies in a window."""
     window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
+    if space in ("shared", "cluster") and address.size:
+        end = SHARED_WINDOW + (WINDOW if space == "cluster" else 1 << 24)
+        near: Array = (address >= SHARED_WINDOW) & (address < end)
+        return near
     if space in window:
         result: Array = (address >= window[space]) & (address < window[space] + WINDOW)
         return result
-    return ~(in_space(address, "shared") | in_space(address, "local") | in_space(address, "param"))
+    return ~(in_space(address, "cluster") | in_space(address, "local") | in_space(address, "param"))
 
 
 def load_global(site: Site, address: Array, co: Any, ck: Any) -> Array:
@@ -102,6 +106,23 @@ def load_shared(site: Site, address: Array, co: Any, ck: Any) -> Array:
         ck.watch(site, address, co)
     result: Array = ck.space_shared.load(site, address, co, ck)
     return result
+
+
+def load_cluster(site: Site, address: Array, co: Any, ck: Any) -> Array:
+    """ld.shared::cluster."""
+    space, near, a = ck.cluster.remote(site, address, co)
+    if ck.watched:
+        ck.watch(near, a, co)
+    result: Array = space.load(near, a, co, ck)
+    return result
+
+
+def store_cluster(site: Site, address: Array, value: Array, co: Any, ck: Any) -> None:
+    """st.shared::cluster."""
+    space, near, a = ck.cluster.remote(site, address, co)
+    if ck.watched:
+        ck.watch(near, a, co)
+    space.store(near, a, value, co, ck)
 
 
 def load_local(site: Site, address: Array, co: Any, ck: Any) -> Array:
@@ -141,6 +162,7 @@ def _spaces(site: Site, address: Array) -> dict[str, Array]:
     if a.size and int(a.min()) >= PARAM_WINDOW + WINDOW:
         return {"global": np.ones(a.shape, bool)}
     masks = {space: in_space(a, space) for space in ("shared", "local", "param", "global")}
+    masks["cluster"] = in_space(a, "cluster") & ~masks["shared"]
     return {space: mask for space, mask in masks.items() if mask.any()}
 
 
@@ -181,8 +203,8 @@ def _store_param(site: Site, address: Array, value: Array, co: Any, ck: Any) -> 
     ck.fault("read-only-write", site, co, np.ones(address.shape, bool), address)
 
 
-_LOADS = {"global": load_global, "shared": load_shared, "local": load_local, "param": load_param}
-_STORES = {"global": store_global, "shared": store_shared, "local": store_local, "param": _store_param}
+_LOADS = {"cluster": load_cluster, "global": load_global, "shared": load_shared, "local": load_local, "param": load_param}
+_STORES = {"cluster": store_cluster, "global": store_global, "shared": store_shared, "local": store_local, "param": _store_param}
 
 NAMES: dict[str, Any] = {
     "FP": FLAGS,
@@ -196,6 +218,8 @@ NAMES: dict[str, Any] = {
     "in_space": in_space,
     "load_global": load_global,
     "load_shared": load_shared,
+    "load_cluster": load_cluster,
+    "store_cluster": store_cluster,
     "load_local": load_local,
     "load_param": load_param,
     "load_generic": load_generic,
@@ -204,6 +228,7 @@ NAMES: dict[str, Any] = {
     "store_shared": store_shared,
     "store_local": store_local,
     "atomic": atomics.atomic,
+    **multimem.NAMES,
     "shuffle": warp.shuffle,
     "vote_ballot": warp.vote_ballot,
     "vote_all": warp.vote_all,

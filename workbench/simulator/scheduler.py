@@ -25,6 +25,7 @@ from workbench.simulator.pending import AsyncOperations
 from workbench.simulator.multimem import describe, is_multicast
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
 from workbench.simulator.races import RaceDetector
+from workbench.simulator.wgmma import Warpgroups
 from workbench.simulator.tcgen05 import TensorCores
 
 Array = npt.NDArray[Any]
@@ -58,6 +59,7 @@ class Chunk:
         self.exited = False
         self.barriers = Barriers(self)
         self.copies = AsyncCopies(self)
+        self.wgmma = Warpgroups(self)
         self.cluster = Clusters(self)
         self.mbarriers = Mbarriers(self)
         self.asyncs = AsyncOperations(self)
@@ -93,8 +95,8 @@ class Chunk:
 
     # -- execution -------------------------------------------------------------------------------
 
-    def run(self) -> Iterator[None]:
-        """Run to the end; yields while every lane polls memory."""
+    def run(self) -> Iterator[bool]:
+        """Run to the end; yields False while every lane polls memory, True where others may run."""
         launch = self.launch
         blocks, functions, live = launch.program.blocks, launch.program.functions, launch.program.live
         costs = launch.program.costs
@@ -111,7 +113,7 @@ class Chunk:
                     self.pending, self.yielded, stalls = self.yielded, {}, 0
                     continue
                 if self.yielded and not (self.parked and stalls > STALLS_BEFORE_PARTIAL):
-                    yield
+                    yield False
                     stalls = 0 if launch.progress != seen else stalls + 1
                     seen = launch.progress
                     if stalls > STALLS_BEFORE_COMPARISON:
@@ -153,7 +155,7 @@ class Chunk:
                 result = functions[k](co, self)
                 k = self._after(co, block, result)
                 if launch.stepwise:
-                    yield
+                    yield True
                 if k < 0:
                     break
                 if (self.pending and self._interrupts(k)) or k in self.parked:

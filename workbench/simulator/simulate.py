@@ -76,7 +76,7 @@ def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | No
     module = parse(artifact.ptx)
     names = {r.buffer for launch in artifact.launches for p in launch.params for r in p.relocations}
     addresses = {name: memory.address(name) for name in names}
-    launches = [_bound(module, launch, addresses) for launch in artifact.launches]
+    launches = [bound(module, launch, addresses) for launch in artifact.launches]
     return simulate_module(module, launches, memory, options)
 
 
@@ -94,7 +94,8 @@ def _program(module: Module, kernel: str) -> Program:
     return _programs[key][1]
 
 
-def _bound(module: Module, launch: Launch, addresses: dict[str, int]) -> KernelLaunch:
+def bound(module: Module, launch: Launch, addresses: dict[str, int]) -> KernelLaunch:
+    """Fill in the parameter block of an artifact's launch."""
     kernel = module.kernel(launch.kernel)
     block = bytearray()
     for param, given in zip(kernel.params, launch.params, strict=True):
@@ -115,15 +116,15 @@ def simulate_module(
 ) -> Outcome:
     """Run launches of a PTX module in order; see `simulate`."""
     options = options or SimulationOptions()
-    _check_float_environment()
-    _keep_freed_arrays()
+    check_float_environment()
+    keep_freed_arrays()
     deadline = time.monotonic() + options.time_limit
     programs: dict[str, Program] = {}
     for launch in launches:
         if launch.kernel not in programs:
             programs[launch.kernel] = _program(module, launch.kernel)
     mark = memory.mark()
-    addresses = _place_variables(module, memory)
+    addresses = place_variables(module, memory)
     findings: list[Finding] = []
     counters: list[Counters] = []
     printed: list[str] = []
@@ -153,7 +154,7 @@ def simulate_module(
 
 
 @cache
-def _keep_freed_arrays() -> None:
+def keep_freed_arrays() -> None:
     """Have glibc reuse the memory of freed arrays instead of returning it to the system.
 
     The arrays of a cohort are just above glibc's limits for that; mapping them anew costs a tenth of a run.
@@ -164,7 +165,8 @@ def _keep_freed_arrays() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
-def _check_float_environment() -> None:
+def check_float_environment() -> None:
+    """Refuse to run where subnormal numbers are flushed."""
     smallest = np.array([1e-45], np.float32)
     if not (smallest * np.float32(1))[0] > 0:
         raise WorkbenchError(
@@ -172,15 +174,15 @@ def _check_float_environment() -> None:
         )
 
 
-def _place_variables(module: Module, memory: Memory) -> dict[str, int]:
-    """Allocate the module's global and constant variables."""
+def place_variables(module: Module, memory: Memory, label: str = "module variable") -> dict[str, int]:
+    """Allocate the module's global and constant variables; `label` tells them from buffers of their name."""
     addresses: dict[str, int] = {}
     views: dict[str, Any] = {}
     for v in module.variables:
         if v.space not in ("global", "const") or v.elements is None:
             continue
         size = max(1, v.elements * int(v.type.lstrip("busfp")) // 8)
-        name = v.name if v.name not in memory else f"{v.name} (module variable)"
+        name = v.name if v.name not in memory else f"{v.name} ({label})"
         view = memory.allocate(
             name, size, align=max(v.align, 16), writable=v.space == "global", initialized=True
         )
