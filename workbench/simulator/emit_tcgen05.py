@@ -202,7 +202,7 @@ def _mma(e: Emitter, item: Instruction) -> bool:
 
 def _commit(e: Emitter, item: Instruction) -> bool:
     _only(e, item, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64")
-    space = "shared::cluster" if "shared::cluster" in item.modifiers else "generic"
+    space = "cluster" if "shared::cluster" in item.modifiers else "generic"
     _group(e, item)
     a, offset = _address(e, item.operands[0], space)
     site = _site(e, item, space, 8, offset)
