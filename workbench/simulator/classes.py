@@ -15,7 +15,7 @@ _BY_OPCODE = {
         "int": ("selp", "mapa", "getctarank"),
         "predicate": ("setp", "isspacep"),
         "shuffle": ("shfl", "redux", "movmatrix"),
-        "tensor": ("wgmma", "mma",),
+        "tensor": ("mma",),
         "load_shared": ("ldmatrix",),
         "store_shared": ("stmatrix",),
         "vote": ("vote", "match", "elect", "activemask"),
@@ -54,6 +54,8 @@ def class_of(item: Instruction) -> str:
         return f"{way}_{space}"
     if item.opcode == "cp":
         return "async_copy"
+    if item.opcode == "wgmma":
+        return {"mma_async": "tensor", "fence": "fence"}.get(item.modifiers[0], "barrier")
     if item.opcode in _BY_OPCODE:
         return _BY_OPCODE[item.opcode]
     semantics = arith.lookup(item)

@@ -49,6 +49,8 @@ class Context:
     bound: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
     """Globals that only a launch knows; called with the launch."""
     sites: list[Any] = field(default_factory=list)
+    wgmma: Any = None
+    """Register sets of wgmma instructions."""
     _constants: dict[tuple[str, int], str] = field(default_factory=dict)
     _widths: dict[str, int] = field(default_factory=dict)
 

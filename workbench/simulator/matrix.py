@@ -219,7 +219,7 @@ def by_lane(w: Lanes, value: Array) -> Array:
     return np.ascontiguousarray(value[:, w.group, w.lane])
 
 
-def _operand(registers: tuple[Array, ...], w: Lanes, rows: int, bands: int) -> Array:
+def operand_words(registers: tuple[Array, ...], w: Lanes, rows: int, bands: int) -> Array:
     """Gather an operand: words (rows * warps, bands * 8, words along k), one lane's register a word.
 
     Register r holds rows `8 * (r % bands) + lane // 4` and words `4 * (r // bands) + lane % 4` along k; with
@@ -243,8 +243,8 @@ def multiply(
     w = check_warps(co, ck, item)
     rows = max(x.shape[0] for x in (*a, *b, *c))
     bands = form.m // 8
-    left = _operand(a, w, rows, bands)
-    right = _operand(b, w, rows, 1)
+    left = operand_words(a, w, rows, bands)
+    right = operand_words(b, w, rows, 1)
     with np.errstate(all="ignore"):
         if form.bitwise:
             join = np.bitwise_and if form.bitwise == "and" else np.bitwise_xor

@@ -96,7 +96,7 @@ def is_warp_synchronous(instruction: Instruction) -> bool:
     """Whether all lanes named by a member mask execute `instruction` together."""
     if instruction.opcode in ("bar", "barrier"):
         return "warp" in instruction.modifiers
-    if instruction.opcode == "tcgen05":
+    if instruction.opcode in ("tcgen05", "wgmma"):
         return "sync" in instruction.modifiers
     return instruction.opcode in WARP_SYNCHRONOUS
 
