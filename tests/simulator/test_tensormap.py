@@ -316,3 +316,13 @@ def test_checks_what_the_driver_checks(changes: dict, message: str) -> None:
     }
     with pytest.raises(TensorMapError, match=message):
         TensorMap(**{**fields, **changes})
+
+
+def test_large_tensors_have_a_bit_of_their_own() -> None:
+    raw = bytearray(encode(TensorMap(0x1000, BY_NAME["f32"], (64, 512), (256,), (32, 8))))
+    raw[10] |= 1 << 5
+    assert decode(bytes(raw)).dims == (64, 512)
+    raw = bytearray(encode(TensorMap(0x1000, BY_NAME["f32"], (64, 511), (256,), (32, 8))))
+    raw[10] |= 1 << 5
+    with pytest.raises(TensorMapError, match="128 KiB"):
+        decode(bytes(raw))

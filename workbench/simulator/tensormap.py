@@ -20,8 +20,9 @@ Words of 32 bits, little-endian; dimension 0 is the innermost:
     15..31   0 in tile mode
 
 Assumed: that bits 18..17 of word 2 are the L2 promotion (CuTe DSL always writes 2; it has no effect on
-results). Bit 21, which `tensormap.replace` of the address clears, and all bits not named are not known: a map
-that sets one is refused, as are im2col maps, interleaved maps and the 96-byte swizzle.
+results). Bit 21 is set for tensors of 128 KiB and more (public encoders clear it below that; `tensormap.replace`
+of the address clears it too) and does not change what is copied. All bits not named are not known: a map that
+sets one is refused, as are im2col maps, interleaved maps and the 96-byte swizzle.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from workbench.simulator.swizzle import NONE, Swizzle
 SIZE = 128
 MAX_RANK = 5
 _TILED = 2
-_KNOWN_2 = 0x007F_FFFF & ~(1 << 21)
+_KNOWN_2 = 0x007F_FFFF
+_LARGE = 1 << 21
+_LARGE_FROM = 128 << 10
 _KNOWN_7 = 0xFFFF
 _KNOWN_13 = 0xFF00_7FFF
 _NINETY_SIX = 1 << 22
@@ -212,7 +215,7 @@ def decode(raw: bytes) -> TensorMap:
     atom, flip = _ATOM[flags >> 19 & 3]
     if span != 128 and (atom, flip) != (16, False) and span:
         raise TensorMapError(f"a tensor map with a {span}-byte swizzle in atoms of {atom} bytes")
-    return TensorMap(
+    result = TensorMap(
         address=words[0] | words[1] << 32,
         element=ELEMENTS[code],
         dims=tuple(words[8 + i] + 1 for i in range(rank)),
@@ -223,6 +226,13 @@ def decode(raw: bytes) -> TensorMap:
         fill_nan=bool(flags >> 15 & 1),
         l2_promotion=flags >> 17 & 3,
     )
+    steps = zip(result.dims[1:], result.strides, strict=True)
+    extent = result.dims[0] // result.element.group * result.element.data + sum((d - 1) * stride for d, stride in steps)
+    if flags & _LARGE and extent < _LARGE_FROM:
+        raise TensorMapError(
+            f"a tensor map sets bit 21 of word 2, which says 128 KiB or more, for {extent} bytes"
+        )
+    return result
 
 
 def encode(m: TensorMap) -> bytes:
