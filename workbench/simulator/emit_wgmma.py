@@ -76,9 +76,9 @@ def emit(e: Emitter, item: Instruction) -> bool:
 
 def before(e: Emitter, item: Instruction) -> None:
     """Watch an instruction that uses registers of a wgmma."""
-    if item.opcode == "wgmma" or not any(i.opcode == "wgmma" for i in e.context.kernel.instructions):
-        return
     sets = _sets(e.context)
+    if not sets.names or item.opcode == "wgmma":
+        return
     for write, registers in ((False, reads(item)), (True, writes(item))):
         for number in sorted({n for r in registers for n in sets.member.get(r.name, ())}):
             key = (e, number, write)
