@@ -1,4 +1,4 @@
-"""CuTe DSL sources with tcgen05 GEMM tiles: f16, and block-scaled; one CTA."""
+"""CuTe DSL sources with tcgen05 GEMM tiles: f16, block-scaled, and pipelined with TMA."""
 
 # ruff: noqa: E501
 
@@ -195,6 +195,141 @@ class Gemm:
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, fa: cute.Tensor, fb: cute.Tensor, c: cute.Tensor, stream):
         self.kernel(a, b, fa, fb, c).launch(grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    return Gemm(axes, knobs)
+'''
+
+PIPELINE = '''
+"""TMA and tcgen05 GEMM: multi-stage mbarrier pipeline, warp roles, one or two CTAs a tile."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float16, Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, tcgen05
+import cutlass.pipeline as pipeline
+import cutlass.utils as utils
+import cutlass.utils.blackwell_helpers as bh
+
+C = cute.arch
+K = tcgen05.OperandMajorMode.K
+
+
+class Gemm:
+    def __init__(self, axes, knobs):
+        self.ctas, self.stages = axes["ctas"], axes["stages"]
+        self.tile = (128 * self.ctas, axes["TN"], 64)
+        self.m, self.n = axes["M"], axes["N"]
+
+    def mma(self):
+        group = tcgen05.CtaGroup.TWO if self.ctas == 2 else tcgen05.CtaGroup.ONE
+        op = tcgen05.MmaF16BF16Op(Float16, Float32, (*self.tile[:2], 16), group, tcgen05.OperandSource.SMEM, K, K)
+        return cute.make_tiled_mma(op)
+
+    @cute.kernel
+    def kernel(
+        self, tma_a: cute.CopyAtom, a: cute.Tensor, tma_b: cute.CopyAtom, b: cute.Tensor, c: cute.Tensor,
+        la: cute.ComposedLayout, lb: cute.ComposedLayout,
+    ):
+        tm = self.mma()
+        tid, _, _ = C.thread_idx()
+        bx, by, _ = C.block_idx()
+        warp = C.make_warp_uniform(C.warp_idx())
+        rank = C.make_warp_uniform(C.block_idx_in_cluster())
+        half = bx % self.ctas
+        leader = half == 0
+        vmnk = cute.tiled_divide(cute.make_layout((self.ctas, 1, 1)), (tm.thr_id,))
+        sm = utils.SmemAllocator()
+        ab_bars = sm.allocate_array(Int64, 2 * self.stages)
+        acc_bars = sm.allocate_array(Int64, 2)
+        dealloc_bar = sm.allocate_array(Int64, 1)
+        slot = sm.allocate_array(Int32, 1)
+        sa = sm.allocate_tensor(Float16, la.outer, byte_alignment=1024, swizzle=la.inner)
+        sb = sm.allocate_tensor(Float16, lb.outer, byte_alignment=1024, swizzle=lb.inner)
+        tx = (cute.size_in_bytes(Float16, cute.select(la, mode=[0, 1, 2])) + cute.size_in_bytes(Float16, cute.select(lb, mode=[0, 1, 2]))) * self.ctas
+        one = pipeline.CooperativeGroup(pipeline.Agent.Thread)
+        producer, consumer = pipeline.PipelineTmaUmma.create(
+            barrier_storage=ab_bars, num_stages=self.stages, producer_group=one, consumer_group=one,
+            tx_count=tx, cta_layout_vmnk=vmnk,
+        ).make_participants()
+        acc_producer, acc_consumer = pipeline.PipelineUmmaAsync.create(
+            barrier_storage=acc_bars, num_stages=1, producer_group=one,
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 4 * self.ctas), cta_layout_vmnk=vmnk,
+        ).make_participants()
+        alloc_bar = pipeline.NamedBarrier(barrier_id=2, num_threads=160)
+        tmem = utils.TmemAllocator(
+            slot, barrier_for_retrieve=alloc_bar, allocator_warp_id=0, is_two_cta=self.ctas == 2,
+            two_cta_tmem_dealloc_mbar_ptr=dealloc_bar,
+        )
+        thr = tm.get_slice(half)
+        ga = thr.partition_A(cute.local_tile(a, (self.tile[0], self.tile[2]), (bx // self.ctas, None)))
+        gb = thr.partition_B(cute.local_tile(b, (self.tile[1], self.tile[2]), (by, None)))
+        gc = thr.partition_C(cute.local_tile(c, self.tile[:2], (bx // self.ctas, by)))
+        alone = cute.make_layout(1)
+        ta, tga = cpasync.tma_partition(tma_a, 0, alone, cute.group_modes(sa, 0, 3), cute.group_modes(ga, 0, 3))
+        tb, tgb = cpasync.tma_partition(tma_b, 0, alone, cute.group_modes(sb, 0, 3), cute.group_modes(gb, 0, 3))
+        ra = tm.make_fragment_A(sa)
+        rb = tm.make_fragment_B(sb)
+        fake = tm.make_fragment_C(tm.partition_shape_C(self.tile[:2]))
+        if self.ctas == 2:
+            C.cluster_arrive()
+            C.cluster_wait()
+        else:
+            C.sync_threads()
+        steps = cute.size(tga, mode=[1])
+        if warp == 5:
+            for k in cutlass.range(steps, unroll=1):
+                handle = producer.acquire_and_advance()
+                cute.copy(tma_a, tga[None, k], ta[None, handle.index], tma_bar_ptr=handle.barrier)
+                cute.copy(tma_b, tgb[None, k], tb[None, handle.index], tma_bar_ptr=handle.barrier)
+            producer.tail()
+        if warp == 4:
+            tmem.wait_for_alloc()
+            acc = cute.make_tensor(tmem.retrieve_ptr(Float32), fake.layout)
+            if leader:
+                empty = acc_producer.acquire_and_advance()
+                for k in cutlass.range(steps, unroll=1):
+                    handle = consumer.wait_and_advance()
+                    tm.set(tcgen05.Field.ACCUMULATE, k != 0)
+                    for kb in cutlass.range_constexpr(4):
+                        cute.gemm(tm, acc, ra[None, None, kb, handle.index], rb[None, None, kb, handle.index], acc)
+                        tm.set(tcgen05.Field.ACCUMULATE, True)
+                    handle.release()
+                empty.commit()
+            acc_producer.tail()
+        if warp < 4:
+            tmem.allocate(512)
+            tmem.wait_for_alloc()
+            pointer = tmem.retrieve_ptr(Float32)
+            acc = cute.make_tensor(pointer, fake.layout)
+            full = acc_consumer.wait_and_advance()
+            atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), Float32)
+            tc = tcgen05.make_tmem_copy(atom, acc[(None, None), 0, 0])
+            th = tc.get_slice(tid)
+            dst = th.partition_D(gc[(None, None), 0, 0])
+            reg = cute.make_rmem_tensor(dst.shape, Float32)
+            cute.copy(tc, th.partition_S(acc[(None, None), 0, 0]), reg)
+            C.fence_view_async_tmem_load()
+            with C.elect_one():
+                full.release()
+            cute.autovec_copy(reg, dst)
+            tmem.relinquish_alloc_permit()
+            pipeline.NamedBarrier(barrier_id=1, num_threads=128).arrive_and_wait()
+            tmem.free(pointer)
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream):
+        tm = self.mma()
+        la = bh.make_smem_layout_a(tm, self.tile, Float16, self.stages)
+        lb = bh.make_smem_layout_b(tm, self.tile, Float16, self.stages)
+        vmnk = cute.tiled_divide(cute.make_layout((self.ctas, 1, 1)), (tm.thr_id,))
+        group = tcgen05.CtaGroup.TWO if self.ctas == 2 else tcgen05.CtaGroup.ONE
+        op = cpasync.CopyBulkTensorTileG2SOp(group)
+        ta, xa = cute.nvgpu.make_tiled_tma_atom_A(op, a, cute.slice_(la, (None, None, None, 0)), self.tile, tm, vmnk.shape)
+        tb, xb = cute.nvgpu.make_tiled_tma_atom_B(op, b, cute.slice_(lb, (None, None, None, 0)), self.tile, tm, vmnk.shape)
+        self.kernel(ta, xa, tb, xb, c, la, lb).launch(
+            grid=[self.m // 128, self.n // self.tile[1], 1], block=[192, 1, 1], cluster=[self.ctas, 1, 1], stream=stream
+        )
 
 
 def build(axes, knobs):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.simulator.tcgen05_cute import GEMM, SCALED
+from tests.simulator.tcgen05_cute import GEMM, PIPELINE, SCALED
 from tests.simulator.test_tcgen05 import SMALL, scale_image, values_of
 from workbench.artifact import Artifact, BoundBuffer
 from workbench.compile import CompileRequest, CompileServer, compile_candidate
@@ -120,3 +120,67 @@ def test_a_missing_wait_is_a_finding(server):
     ones = {"a": np.ones((128, 64), np.float16), "b": np.ones((64, 64), np.float16)}
     outcome, _ = executed(artifact, ones, (128, 64))
     assert "tcgen05-order" in {f.rule for f in outcome.findings}
+
+
+# -- TMA, a multi-stage pipeline and warp roles, on one CTA or a pair a tile ------------------------
+
+
+def pipelined(server, ctas, source=PIPELINE, k=448):
+    m = n = 256
+    buffers = [
+        ("a", (m, k), "f16", "activation"),
+        ("b", (n, k), "f16", "weight"),
+        ("c", (m, n), "f32", "output"),
+    ]
+    axes = {"M": m, "N": n, "K": k, "TN": 128, "ctas": ctas, "stages": 3}
+    artifact = compiled(server, source, axes, buffers)
+    rng = np.random.default_rng(ctas)
+    a, b = (rng.standard_normal((256, k)).astype(np.float16) for _ in range(2))
+    outcome, c = executed(artifact, {"a": a, "b": b}, (m, n))
+    return outcome, c, a.astype(np.float64) @ b.astype(np.float64).T
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_pipelined_gemm(server, ctas):
+    outcome, c, want = pipelined(server, ctas)
+    assert outcome.completed and outcome.findings == ()
+    np.testing.assert_allclose(c, want, rtol=1e-5, atol=5e-5)
+
+
+FAULTS = {
+    "phase": (
+        (
+            ("full = acc_consumer.wait_and_advance()", "C.mbarrier_wait(acc_bars, 1)"),
+            ("            with C.elect_one():\n                full.release()\n", ""),
+            ("            acc_producer.tail()\n", ""),
+        ),
+        {"tcgen05-order", "uninitialized-read"},
+    ),
+    "too few bytes expected": (
+        (("tx_count=tx,", "tx_count=tx // 2,"),),
+        {"mbarrier-phase", "uninitialized-read", "deadlock"},
+    ),
+    "too many bytes expected": ((("tx_count=tx,", "tx_count=tx + 16,"),), {"deadlock"}),
+    "stage reuse": (
+        (
+            ("                    handle.release()\n                empty", "                empty"),
+            ("                    tm.set(tcgen05.Field.ACCUMULATE, k != 0)\n",
+             "                    handle.release()\n                    tm.set(tcgen05.Field.ACCUMULATE, k != 0)\n"),
+        ),
+        {"buffer-reuse"},
+    ),
+    "leak": ((("            tmem.free(pointer)\n", ""),), {"tmem-lifetime"}),
+}  # fmt: skip
+"""Replacements in the source, and rules of which one has to report them."""
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(server, ctas, fault):
+    changes, rules = FAULTS[fault]
+    source = PIPELINE
+    for old, new in changes:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    outcome, _, _ = pipelined(server, ctas, source)
+    assert rules & {f.rule for f in outcome.findings}, outcome.findings
