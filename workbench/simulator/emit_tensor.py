@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workbench.isa.ptx.dataflow import reads, writes
 from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Reg, TensorAddress
 from workbench.simulator import tensor_copy, tensor_replace
 from workbench.simulator.emit_memory import _address, _site
@@ -10,8 +11,9 @@ from workbench.simulator.tensor_reduce import OPERATIONS
 
 NAMES = {**tensor_copy.NAMES, **tensor_replace.NAMES}
 _RANKS = {f"{n}d": n for n in range(1, 6)}
-_PEER = 0xFEFF_FFFF
-"""Mask that makes a shared address of an odd CTA one of its even neighbour."""
+_LEADER = 0xFE
+"""Upper byte of the mask that makes a shared address of an odd CTA one of its even neighbour."""
+_HANDED_ON = frozenset(("add", "sub", "mov", "and", "or", "cvt", "cvta", "shfl", "selp", "mad"))
 
 
 def emit(e: Emitter, item: Instruction) -> bool:
@@ -89,15 +91,40 @@ def _load(e: Emitter, item: Instruction, rank: int) -> bool:
 
 
 def _points_to_leader(e: Emitter, operand: Operand) -> bool:
-    """Whether the address was made by clearing bit 24, which on the hardware holds the CTA's rank."""
+    """Whether the address was made by clearing bit 24, which on the hardware holds the CTA's rank.
+
+    The addresses of a CTA's own shared memory do not hold its rank here, so the mask alone has no effect;
+    what the code means is found by following the register back to the mask.
+    """
     if not isinstance(operand, Address) or not isinstance(operand.base, Reg):
         return False
-    for other in e.context.kernel.instructions:
-        if other.opcode == "and" and other.operands[0] == operand.base:
+    todo, seen, masked, plain = [operand.base], {operand.base}, False, False
+    while todo:
+        register = todo.pop()
+        for other in e.context.kernel.instructions:
+            if register not in writes(other):
+                continue
             masks = [o.value & 0xFFFF_FFFF for o in other.operands[1:] if isinstance(o, Imm)]
-            if _PEER in masks:
-                return True
-    return False
+            if other.opcode == "and" and any(mask >> 24 == _LEADER for mask in masks):
+                masked = True
+                continue
+            sources = [r for r in reads(other) if r != other.predicate] if other.opcode in _HANDED_ON else []
+            plain |= not sources
+            todo.extend(r for r in sources if r not in seen)
+            seen.update(sources)
+    if masked and plain and not _only_offsets(e, seen):
+        e.fail("an mbarrier that may or may not be the leader's")
+    return masked
+
+
+def _only_offsets(e: Emitter, registers: set[Reg]) -> bool:
+    """Whether every one of `registers` is written in one place, so that no path chooses between addresses."""
+    count = dict.fromkeys(registers, 0)
+    for item in e.context.kernel.instructions:
+        for r in writes(item):
+            if r in count:
+                count[r] += 1
+    return all(n <= 1 for n in count.values())
 
 
 def _store(e: Emitter, item: Instruction, rank: int) -> bool:

@@ -20,6 +20,7 @@ from workbench.simulator.access import (
     WINDOW,
     Site,
 )
+from workbench.simulator.cluster import RANK_SHIFT
 from workbench.simulator.memory import BASE
 from workbench.simulator.pending import Operation, cohort_of, lanes_of
 from workbench.simulator.program import UnsupportedInstruction
@@ -322,11 +323,11 @@ def tensor_load(
     """
     tiles = _tiles(where, maps, coordinates, co, ck, write=False)
     rows, offsets = _shared(to, target, tiles, co, ck)
-    slots = np.broadcast_to(ck.mbarriers.locate(signal, barrier, co), co.shape).ravel()
     banks, size = ck.mbarriers.banks, ck.cluster.size
     if leader and size > 1:
-        rank = slots % banks % size
-        slots = np.where(slots >= 0, slots - (rank & 1), slots)
+        even = co.special("%cluster_ctarank").astype(np.int64) & ~1
+        barrier = np.where(barrier >> RANK_SHIFT, barrier, barrier | (even + 1) << RANK_SHIFT)
+    slots = np.broadcast_to(ck.mbarriers.locate(signal, barrier, co), co.shape).ravel()
     column, home = slots // banks, slots % banks
     lanes = lanes_of(co)
     masks = np.broadcast_to(mask, co.shape).ravel().tolist() if mask is not None else None
