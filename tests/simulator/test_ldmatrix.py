@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tests.simulator.kernels import kernel, run
+from tests.simulator.legal import complaint
+from workbench.simulator import UnsupportedInstruction
 
 RNG = np.random.default_rng(5)
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
@@ -177,3 +179,104 @@ def test_warp_that_is_not_whole_is_found():
     stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r41], {%r10};
     """
     assert set(run(kernel(body, [], SHARED), {}, block=48).rules) == {"inactive-lane"}
+
+
+def rows_of(data, at, bits):
+    """Elements of rows of shared memory at byte offsets, unpacked bit by bit."""
+    out = []
+    for start in at:
+        row = data[start : start + 16]
+        number = int.from_bytes(bytes(row), "little")
+        out.append(
+            [number >> (bits * k) & ((1 << bits) - 1) for k in range(128 // bits if bits == 8 else 16)]
+        )
+    return np.array(out, np.uint32)
+
+
+@pytest.mark.parametrize(("types", "bits"), [("b8", 8), ("b8x16.b6x16_p32", 6), ("b8x16.b4x16_p64", 4)])
+@pytest.mark.parametrize(("shape", "num"), [("m16n16", "x1"), ("m16n16", "x2"), ("m8n16", "x1"),
+                                            ("m8n16", "x2"), ("m8n16", "x4")])  # fmt: skip
+def test_load_of_narrow_elements(shape, num, types, bits):
+    if shape == "m8n16" and bits == 8:
+        return
+    count, high = COUNTS[num], 16 if shape == "m16n16" else 8
+    words = count * (2 if shape == "m16n16" else 1)
+    data = RNG.integers(0, 256, 64 * 64).astype(np.uint8)
+    rows = RNG.integers(0, 256, (2, 32)).astype(np.uint32) * 16
+    rows[:, high * count :] = 0x7FFFFF1
+    body = FILL + ADDRESS + "".join(f"mov.b32 %r{k}, 0;\n" for k in range(10, 14))
+    body += f"ldmatrix.sync.aligned.{shape}.{num}{'.trans' if shape == 'm16n16' else ''}.shared.{types} "
+    body += f"{registers(words)}, [%r42];\nst.global.v4.b32 [%out], {registers(4)};"
+    text = kernel(body, ["out", "x", "rows"], SHARED)
+    assert complaint(text) == ""
+    result = run(text, {"out": (256, np.uint32), "x": data, "rows": rows}, block=64)
+    assert result.rules == []
+    want = np.zeros((2, 32, 4), np.uint32)
+    for warp in range(2):
+        for j in range(count):
+            matrix = rows_of(data, rows[warp, high * j : high * (j + 1)], bits)
+            for lane in range(32):
+                c = lane % 4
+                for e in range(4):
+                    if shape == "m8n16":
+                        want[warp, lane, j] |= matrix[lane // 4, 4 * c + e] << (8 * e)
+                    else:
+                        want[warp, lane, 2 * j] |= matrix[4 * c + e, lane // 4] << (8 * e)
+                        want[warp, lane, 2 * j + 1] |= matrix[4 * c + e, lane // 4 + 8] << (8 * e)
+    np.testing.assert_array_equal(result["out"].reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("num", ["x1", "x2", "x4"])
+def test_store_of_bytes(num):
+    count = COUNTS[num]
+    body = """
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %d1, %r0, 16;
+    add.s64 %d2, %x, %d1;
+    add.s64 %out, %out, %d1;
+    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%d2];
+    mov.u32 %r40, s;
+    mad.lo.s32 %r41, %r0, 16, %r40;
+    st.shared.v4.b32 [%r41], {0, 0, 0, 0};
+    """
+    body += f"stmatrix.sync.aligned.m16n8.{num}.trans.shared.b8 [%r41], {registers(count)};\n"
+    body += "bar.warp.sync 0xffffffff;\nld.shared.v4.b32 {%r20, %r21, %r22, %r23}, [%r41];\n"
+    body += "st.global.v4.b32 [%out], {%r20, %r21, %r22, %r23};"
+    text = kernel(body, ["out", "x"], SHARED)
+    assert complaint(text) == ""
+    x = RNG.integers(0, 256, (32, 16)).astype(np.uint8)  # lane, four bytes in each register
+    result = run(text, {"out": (512, np.uint8), "x": x})
+    assert result.rules == []
+    memory = np.zeros((32, 16), np.uint8)
+    for j in range(count):
+        for lane in range(32):
+            for e in range(4):
+                row, column = lane // 4 + 8 * (e // 2), 2 * (lane % 4) + e % 2
+                memory[8 * j + column, row] = x[lane, 4 * j + e]
+    np.testing.assert_array_equal(result["out"].reshape(32, 16), memory)
+
+
+def test_shape_and_number_in_the_old_order():
+    body = "mov.u32 %r40, s;\nmov.u32 %r0, %tid.x;\nmad.lo.s32 %r41, %r0, 16, %r40;\n"
+    body += "st.shared.v4.b32 [%r41], {%r0, %r0, %r0, %r0};\nbar.warp.sync 0xffffffff;\n"
+    body += "ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%r10, %r11, %r12, %r13}, [%r41];\n"
+    body += "mul.wide.u32 %d1, %r0, 4;\nadd.s64 %out, %out, %d1;\nst.global.b32 [%out], %r13;"
+    text = kernel(body, ["out"], SHARED)
+    assert complaint(text) == ""
+    np.testing.assert_array_equal(run(text, {"out": (32, np.uint32)})["out"], 24 + np.arange(32) // 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r10}, [%r0];",
+        "ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r10, %r11}, [%r0];",
+        "ldmatrix.sync.aligned.m16n16.x4.trans.shared.b8 {%r10, %r11, %r12, %r13}, [%r0];",
+        "stmatrix.sync.aligned.m16n8.x1.shared.b8 [%r0], {%r10};",
+        "stmatrix.sync.aligned.m16n16.x1.trans.shared.b8 [%r0], {%r10, %r11};",
+    ],
+)
+def test_forms_that_do_not_exist_are_refused(text):
+    assert complaint(kernel(text, [], SHARED))
+    with pytest.raises(UnsupportedInstruction, match="matrix"):
+        run(kernel(text, [], SHARED), {})

@@ -62,30 +62,57 @@ def _mma(e: Emitter, item: Instruction) -> bool:
     return True
 
 
-def _move(e: Emitter, item: Instruction) -> bool:
-    m = item.modifiers
-    if m[:3] != ("sync", "aligned", "m8n8") or m[3] not in _COUNTS or m[-1] != "b16":
+_FORMATS = {
+    ("m8n8", ("b16",)): 16, ("m16n16", ("b8",)): 8, ("m16n8", ("b8",)): 8,
+    ("m8n16", ("b8x16", "b6x16_p32")): 6, ("m8n16", ("b8x16", "b4x16_p64")): 4,
+    ("m16n16", ("b8x16", "b6x16_p32")): 6, ("m16n16", ("b8x16", "b4x16_p64")): 4,
+}  # fmt: skip
+"""Bits of an element in shared memory by shape and types."""
+_TRANSPOSED = {
+    ("ldmatrix", "m8n8"): (False, True), ("stmatrix", "m8n8"): (False, True),
+    ("ldmatrix", "m8n16"): (False,), ("ldmatrix", "m16n16"): (True,), ("stmatrix", "m16n8"): (True,),
+}  # fmt: skip
+"""Whether `.trans` may or must be there."""
+
+
+def _form(e: Emitter, item: Instruction) -> tuple[ldmatrix.Move, str]:
+    """Return the form of ldmatrix or stmatrix, and its state space; assemblers take any order of shape and
+    number.
+    """
+    m = list(item.modifiers)
+    if m[:2] != ["sync", "aligned"]:
+        e.fail("not .sync.aligned")
+    m = m[2:]
+    shapes = [x for x in m if x in ("m8n8", "m8n16", "m16n16", "m16n8")]
+    counts = [x for x in m if x in _COUNTS]
+    spaces = [x for x in m if x in ("shared", "shared::cta")]
+    transposed = "trans" in m
+    types = tuple(x for x in m if x not in (*shapes, *counts, *spaces, "trans"))
+    if len(shapes) != 1 or len(counts) != 1 or (shapes[0], types) not in _FORMATS:
         e.fail("this shape")
-    rest = list(m[4:-1])
-    transposed = rest[:1] == ["trans"]
-    if transposed:
-        rest.pop(0)
-    if rest not in ([], ["shared"], ["shared::cta"]):
-        e.fail("modifiers")
-    space = "shared" if rest else "generic"
-    count = _COUNTS[m[3]]
+    shape = shapes[0]
+    if transposed not in _TRANSPOSED.get((item.opcode, shape), ()):
+        e.fail("this shape")
+    if shape == "m16n16" and counts[0] == "x4":
+        e.fail("four matrices of this shape")
+    form = ldmatrix.Move(shape, _COUNTS[counts[0]], transposed, _FORMATS[shape, types])
+    return form, "shared" if spaces else "generic"
+
+
+def _move(e: Emitter, item: Instruction) -> bool:
+    form, space = _form(e, item)
     loads = item.opcode == "ldmatrix"
     address, registers = (item.operands[1], item.operands[0]) if loads else item.operands
-    if len(elements(registers)) != count:
+    if len(elements(registers)) != form.registers:
         e.fail("number of registers")
     a, offset = address_of(e, address, space)
     site = site_of(e, item, space, ldmatrix.ROW, offset)
-    here = e.context.global_name("I", item)
+    plan, here = e.context.global_name("M", form), e.context.global_name("I", item)
     if loads:
-        call = f"matrix_load({site}, {a}, {count}, {transposed}, co, ck, {here})"
-        for operand, name in zip(elements(registers), e.code.let_many(count, call), strict=True):
+        call = f"matrix_load({site}, {a}, {plan}, co, ck, {here})"
+        for operand, name in zip(elements(registers), e.code.let_many(form.registers, call), strict=True):
             e.put(operand, "u32", name)
         return True
     values = "".join(e.fetch(x, "u32") + ", " for x in elements(registers))
-    e.code.do(f"matrix_store({site}, {a}, ({values}), {transposed}, co, ck, {here})")
+    e.code.do(f"matrix_store({site}, {a}, ({values}), {plan}, co, ck, {here})")
     return True
