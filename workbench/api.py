@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workbench.templates import Template
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
+    from workbench.verify.trace import TraceDocument
     from workbench.verify.verify import Verification
 
 DEFAULT_ARCH = "sm_103a"
@@ -132,6 +133,26 @@ def verify_kernel(
 ) -> Report:
     """Check an artifact's numerics, memory accesses and ordering; the arguments are those of `simulate`."""
     return simulate(artifact, level=level, seed=seed, workspace=workspace).report
+
+
+def trace_kernel(
+    artifact: Artifact, what: str, *, generator: str = "ordinary", seed: int = 0,
+    workspace: Workspace | None = None,
+) -> TraceDocument:  # fmt: skip
+    """Run an artifact once on its op's inputs and record one thread or one address.
+
+    Args:
+        artifact: the compiled kernel.
+        what: `thread=CTA:THREAD` or `address=BUFFER+OFFSET`.
+        generator: name of the op's inputs.
+        seed: of the inputs.
+        workspace: holds the op's verifier.
+    """
+    from workbench.simulator import Trace
+    from workbench.verify.trace import trace_artifact
+
+    op = load_op(artifact.op, _found(workspace))
+    return trace_artifact(artifact, op, Trace.parse(what), what, generator=generator, seed=seed)
 
 
 def predict(artifact: Artifact, verification: Verification, machine: str = DEFAULT_MACHINE) -> Prediction:

@@ -303,7 +303,7 @@ def test_trap_is_a_finding():
 
 @pytest.mark.parametrize(
     "text",
-    ["frob.u32 %r1, %r0;", "add.u33 %r1, %r0, %r0;", "tcgen05.wait::ld.sync.aligned;", "mov.u32 %r1, %pm0;",
+    ["frob.u32 %r1, %r0;", "add.u33 %r1, %r0, %r0;", "tcgen05.frob.sync.aligned;", "mov.u32 %r1, %pm0;",
      "ld.global.v3.u32 {%r1, %r2, %r3}, [%out];", "ld.global.fancy.u32 %r1, [%out];",
      "atom.global.frob.u32 %r1, [%out], 1;",
      "shfl.sync.round.b32 %r1, %r0, 0, 31, -1;"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,10 @@ from workbench.cli.shell import (
     parse_knobs,
 )
 from workbench.errors import UnknownNameError
+from workbench.findings import Severity
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def command(
@@ -34,6 +38,15 @@ def command(
     level: Annotated[
         str, typer.Option("--level", help="`full`: every check there is; `screen`: a first look.")
     ] = "full",
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            metavar="WHAT",
+            help="Print what `thread=CTA:THREAD` executes or who touches `address=BUFFER+OFFSET`, "
+            "in one run on ordinary inputs, instead of checking.",
+        ),
+    ] = None,
     seed: SeedOption = 0,
     strict: StrictOption = False,
     json: JsonOption = False,
@@ -52,6 +65,10 @@ def command(
     if device != "simulator":
         raise UnknownNameError("device", device, ["simulator"])
     api.check_level(level)
+    if trace is not None:
+        from workbench.simulator import Trace
+
+        Trace.parse(trace)
     subject = api.compile_kernel(
         kernel,
         op=op,
@@ -60,6 +77,19 @@ def command(
         arch=arch,
         workspace=shell.workspace(),
     )
+    if trace is not None:
+        from workbench.report.findings import print_findings
+        from workbench.report.trace import print_trace
+
+        shell.note(f"tracing {trace} of {subject.op}/{subject.template} at {subject.workload}")
+        document = api.trace_kernel(subject, trace, seed=seed, workspace=shell.workspace())
+
+        def render(console: Console) -> None:
+            print_trace(document.trace, trace, console)
+            print_findings(document.findings, console, Listing.of(subject))
+
+        shell.show(document, render)
+        raise typer.Exit(1 if any(f.severity is Severity.ERROR for f in document.findings) else 0)
     shell.note(f"verifying {subject.op}/{subject.template} at {subject.workload} on the simulator ({level})")
     report = api.verify_kernel(subject, level=level, seed=seed, workspace=shell.workspace())
     shell.show(report, lambda console: print_report(report, console, Listing.of(subject)))

@@ -1,7 +1,8 @@
 """Executes PTX on the CPU: all lanes of a grid that stand at one instruction are one NumPy operation.
 
-`Memory` holds the buffers, `simulate` runs an artifact on them and returns an `Outcome` with findings and
-counters.
+`run_ptx` runs a kernel of a PTX text on NumPy arrays. `Memory` holds buffers, `simulate` runs an artifact on
+them, `simulate_module` any launches, `simulate_ranks` those of several ranks; each returns an `Outcome` with
+findings and counters. docs/simulator.md shows their use.
 """
 
 from workbench.simulator.counters import Counters
@@ -9,7 +10,9 @@ from workbench.simulator.launch import SimulationOptions
 from workbench.simulator.memory import Memory
 from workbench.simulator.program import UnsupportedInstruction
 from workbench.simulator.ranks import Domain, RankLaunch, Schedule, simulate_ranks
+from workbench.simulator.run import Unwritten, run_ptx
 from workbench.simulator.simulate import KernelLaunch, Outcome, simulate, simulate_module
+from workbench.simulator.trace import Trace
 
 __all__ = [
     "Counters",
@@ -20,7 +23,10 @@ __all__ = [
     "RankLaunch",
     "Schedule",
     "SimulationOptions",
+    "Trace",
     "UnsupportedInstruction",
+    "Unwritten",
+    "run_ptx",
     "simulate",
     "simulate_module",
     "simulate_ranks",

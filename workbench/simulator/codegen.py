@@ -20,6 +20,7 @@ from workbench.simulator import (
     emit_warp,
     emit_wgmma,
     runtime,
+    trace,
 )
 from workbench.simulator.access import LOCAL_BASE, SHARED_BASE
 from workbench.simulator.classes import Cost, cost_of
@@ -114,25 +115,31 @@ def _symbols(item: Instruction) -> list[Any]:
     return found
 
 
-def _emit_block(context: Context, block: Block) -> Emitter:
+def _emit_block(context: Context, block: Block, traced: bool) -> Emitter:
     e = Emitter(context, block)
     for item in block.instructions:
         e.instruction = item
+        read = trace.before(e, item) if traced else []
         emit_wgmma.before(e, item)
         for family in _FAMILIES:
             if family.emit(e, item):
                 break
         else:
             raise UnsupportedInstruction(item)
+        if traced:
+            trace.after(e, item, read)
     if block.instruction is not None:
         e.instruction = block.instruction
+        read = trace.before(e, block.instruction) if traced else []
         emit_control.finish(e, block)
+        if traced:
+            trace.after(e, block.instruction, read)
     e.finish()
     return e
 
 
-def compile_kernel(module: Module, kernel: Kernel) -> Program:
-    """Lower, translate and compile a kernel.
+def compile_kernel(module: Module, kernel: Kernel, traced: bool = False) -> Program:
+    """Lower, translate and compile a kernel; `traced` code reports every instruction to the launch's tracer.
 
     Raises:
         UnsupportedInstruction: naming the first instruction that is not known.
@@ -150,7 +157,7 @@ def compile_kernel(module: Module, kernel: Kernel) -> Program:
     todo = {b.index for b in blocks}
     while todo:
         for k in sorted(todo):
-            emitted[k] = _emit_block(context, blocks[k])
+            emitted[k] = _emit_block(context, blocks[k], traced)
         todo = _update_facts(context, blocks, emitted)
     lines: list[str] = []
     for block in blocks:

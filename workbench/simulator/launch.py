@@ -17,6 +17,7 @@ from workbench.simulator.traffic import Traffic
 from workbench.simulator.values import NUMPY
 
 if TYPE_CHECKING:
+    from workbench.simulator.trace import Trace, Tracer
     from workbench.simulator.codegen import Program
 
 Array = npt.NDArray[Any]
@@ -50,6 +51,8 @@ class SimulationOptions:
     """Lane-instructions, estimated from the code, from which a launch is shared among processes."""
     printf_limit: int = 4096
     """Lines of printf output kept."""
+    trace: Trace | None = None
+    """Record what one thread or everybody at one address does; such a run is slow and uses one process."""
     observer: Callable[..., None] | None = None
     """Called with (site, address array, cohort, chunk) before every global and shared access and atomic."""
 
@@ -80,6 +83,9 @@ class LaunchState:
         self.barrier_weights = np.ones(self.threads, np.int64)
         """What a thread counts for at a barrier, which counts whole warps."""
         self.barrier_weights[-1] += 32 * self.warps - self.threads
+        self.tracer: Tracer | None = None
+        self.prefix = ""
+        """What the names of threads start with."""
         self.stepwise = False
         """Let others run after every block, not only while all lanes poll."""
         self.log = FindingLog(program.kernel.name)

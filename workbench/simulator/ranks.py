@@ -38,6 +38,7 @@ from workbench.simulator.simulate import (
     keep_freed_arrays,
     place_variables,
 )
+from workbench.simulator.trace import Tracer, TraceRecord
 
 Array = npt.NDArray[Any]
 
@@ -52,8 +53,8 @@ class Schedule(StrEnum):
     INTERLEAVED = "interleaved"
     """One block of instructions each, in turn."""
     SKEWED = "skewed"
-    """The next block is that of the first rank that can go on, in an order drawn from the seed: the first rank
-    is as far ahead as the protocol lets it, the last one as far behind.
+    """The next block is that of the first rank that can go on, in an order drawn from the seed: the first
+    rank is as far ahead as the protocol lets it, the last one as far behind.
     """
     RANDOM = "random"
     """The next block is that of a rank drawn at random."""
@@ -178,14 +179,14 @@ class _RankState(LaunchState):
             self.events.count = value
 
 
-_programs: OrderedDict[tuple[int, str, int], tuple[Module, Program]] = OrderedDict()
+_programs: OrderedDict[tuple[int, str, int, bool], tuple[Module, Program]] = OrderedDict()
 """Programs by module, kernel and rank: the code that is generated holds the parameters of one launch."""
 
 
-def _program(module: Module, kernel: str, rank: int) -> Program:
-    key = (id(module), kernel, rank)
+def _program(module: Module, kernel: str, rank: int, traced: bool) -> Program:
+    key = (id(module), kernel, rank, traced)
     if key not in _programs:
-        _programs[key] = (module, compile_kernel(module, module.kernel(kernel)))
+        _programs[key] = (module, compile_kernel(module, module.kernel(kernel), traced))
         while len(_programs) > 8 * MOST_RANKS:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
@@ -236,11 +237,13 @@ def simulate_ranks(
     check_float_environment()
     keep_freed_arrays()
     deadline = time.monotonic() + options.time_limit
+    traced = [options.trace is not None and options.trace.concerns(r) for r in range(domain.ranks)]
     programs = [
-        {(id(x.module), x.launch.kernel): _program(x.module, x.launch.kernel, r) for x in launches}
+        {(id(x.module), x.launch.kernel): _program(x.module, x.launch.kernel, r, traced[r]) for x in launches}
         for r, launches in enumerate(launches_by_rank)
     ]
     memory = domain.memory
+    tracer = Tracer(options.trace, memory) if options.trace is not None else None
     mark = memory.mark()
     events = _Events()
     start = time.perf_counter()
@@ -260,6 +263,9 @@ def simulate_ranks(
                     addresses[id(x.module)],
                 )  # fmt: skip
                 state.events = events
+                state.prefix = f"rank={r} "
+                if traced[r]:
+                    state.tracer = tracer
                 state.stepwise = True
                 states.append(state)
             rank = _Rank(r, iter(()), [], [], [])  # type: ignore[arg-type]
@@ -275,6 +281,7 @@ def simulate_ranks(
         tuple(c for x in ranks for c in x.counters),
         all(x.completed for x in ranks),
         tuple(line for x in ranks for line in x.printed),
+        tracer.record() if tracer is not None else TraceRecord(),
         seconds,
     )
 
@@ -295,8 +302,7 @@ def _steps(rank: _Rank, states: list[_RankState]) -> Generator[bool, None, None]
 
 
 def _named(finding: Finding, rank: int) -> Finding:
-    thread = f"rank={rank} {finding.thread}" if finding.thread else f"rank={rank}"
-    return finding.model_copy(update={"thread": thread})
+    return finding if finding.thread else finding.model_copy(update={"thread": f"rank={rank}"})
 
 
 def _drive(ranks: list[_Rank], events: _Events, schedule: Schedule, random: Random) -> None:

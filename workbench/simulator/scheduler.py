@@ -44,7 +44,9 @@ class Chunk:
     def __init__(self, launch: LaunchState, ctas: Array, space_global: GlobalSpace) -> None:
         self.launch, self.ctas = launch, ctas
         self.options = launch.options
-        self.watched = launch.options.observer is not None or launch.traffic is not None
+        self.watched = (
+            launch.options.observer is not None or launch.traffic is not None or launch.tracer is not None
+        )
         self.space_global = space_global
         program = launch.program
         shared = program.shared_static + launch.shared_dynamic
@@ -90,6 +92,8 @@ class Chunk:
         """Show an access to whoever counts or observes; called only while `watched`."""
         if self.launch.traffic is not None:
             self.launch.traffic.access(site, address, co)
+        if self.launch.tracer is not None:
+            self.launch.tracer.access(site, address, co)
         if self.options.observer is not None:
             self.options.observer(site, address, co, self)
 
@@ -389,15 +393,21 @@ class Chunk:
         spread = np.broadcast_to(bad, co.shape)
         at = int(np.argmax(spread))
         r, c = divmod(at, co.shape[1])
+        return self.thread_name(co, r, c), int(np.count_nonzero(spread)), (r, c)
+
+    def thread_name(self, co: Cohort, r: int, c: int) -> str:
+        """Return a lane of a cohort as findings name it."""
         cta = int(co.ctas[r] if co.rectangular else co.ctas[c])
         thread = int(co.threads[c])
         where = ",".join(str(int(self._ctaid[a][cta])) for a in "xyz")
         which = ",".join(str(int(self.launch.tid[a][thread])) for a in "xyz")
-        return f"cta=({where}) thread=({which})", int(np.count_nonzero(spread)), (r, c)
+        return f"{self.launch.prefix}cta=({where}) thread=({which})"
 
     def report(self, rule: str, item: Instruction | None, message: str, co: Cohort, bad: Array) -> None:
         """Add a finding about the lanes `bad` (bool, broadcastable to the cohort's shape)."""
         thread, count, _ = self._first(co, bad)
+        if self.launch.tracer is not None:
+            self.launch.tracer.finding(rule, item, co, self, bad)
         self.launch.log.add(rule, item, message, thread=thread, count=count)
 
     def fault(self, rule: str, site: Site, co: Cohort, bad: Array, address: Array) -> None:
@@ -421,6 +431,8 @@ class Chunk:
             else f"an ordinary access to a multicast address is undefined: {place}",
             "race": f"lanes of one instruction store different values to one address: {place}",
         }
+        if self.launch.tracer is not None:
+            self.launch.tracer.finding(rule, item, co, self, bad)
         self.launch.log.add(rule, item, messages[rule], thread=thread, address=at, buffer=buffer, count=count)
 
     def _place(self, site: Site, address: int) -> tuple[str | None, str]:

@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, SimulationOptions
 from workbench.simulator.memory import Memory
 from workbench.simulator.running import counters_of
+from workbench.simulator.trace import TraceRecord, Tracer
 from workbench.simulator.workers import Workers
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -39,6 +40,8 @@ class Outcome:
     """False if a deadlock, a trap or a limit ended the run before the last instruction."""
     printed: tuple[str, ...] = ()
     """Output of the kernels' printf calls."""
+    trace: TraceRecord = TraceRecord()
+    """What `SimulationOptions.trace` asked for."""
     seconds: float = 0.0
     """Wall time of the execution, translation excluded."""
 
@@ -80,14 +83,14 @@ def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | No
     return simulate_module(module, launches, memory, options)
 
 
-_programs: OrderedDict[tuple[int, str], tuple[Module, Program]] = OrderedDict()
+_programs: OrderedDict[tuple[int, str, bool], tuple[Module, Program]] = OrderedDict()
 """The programs used last, by module and kernel: verification runs the same kernels on many inputs."""
 
 
-def _program(module: Module, kernel: str) -> Program:
-    key = (id(module), kernel)
+def _program(module: Module, kernel: str, traced: bool) -> Program:
+    key = (id(module), kernel, traced)
     if key not in _programs:
-        _programs[key] = (module, compile_kernel(module, module.kernel(kernel)))
+        _programs[key] = (module, compile_kernel(module, module.kernel(kernel), traced))
         while len(_programs) > 32:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
@@ -116,13 +119,16 @@ def simulate_module(
 ) -> Outcome:
     """Run launches of a PTX module in order; see `simulate`."""
     options = options or SimulationOptions()
+    tracer = Tracer(options.trace, memory) if options.trace is not None else None
+    if tracer is not None:
+        options = replace(options, processes=1)
     check_float_environment()
     keep_freed_arrays()
     deadline = time.monotonic() + options.time_limit
     programs: dict[str, Program] = {}
     for launch in launches:
         if launch.kernel not in programs:
-            programs[launch.kernel] = _program(module, launch.kernel)
+            programs[launch.kernel] = _program(module, launch.kernel, options.trace is not None)
     mark = memory.mark()
     addresses = place_variables(module, memory)
     findings: list[Finding] = []
@@ -138,6 +144,8 @@ def simulate_module(
             )
             for launch in launches
         ]  # fmt: skip
+        for state in states:
+            state.tracer = tracer
         with Workers(states) as workers:
             for index, state in enumerate(states):
                 part = workers.run(index)
@@ -150,7 +158,8 @@ def simulate_module(
     finally:
         seconds = time.perf_counter() - start
         memory.release(mark)
-    return Outcome(tuple(findings), tuple(counters), completed, tuple(printed), seconds)
+    record = tracer.record() if tracer is not None else TraceRecord()
+    return Outcome(tuple(findings), tuple(counters), completed, tuple(printed), record, seconds)
 
 
 @cache

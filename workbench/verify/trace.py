@@ -1,0 +1,54 @@
+"""One traced run of an artifact on inputs of its op."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from workbench.artifact import Artifact
+from workbench.findings import Finding
+from workbench.ops.model import Op, Role
+from workbench.simulator import Memory, SimulationOptions, Trace, simulate
+from workbench.simulator.trace import TraceRecord
+from workbench.verify.inputs import POISONS, Case, place_scratch
+
+
+class TraceDocument(BaseModel):
+    """A traced run."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    op: str
+    workload: str
+    template: str
+    arch: str
+    generator: str
+    """Name of the inputs."""
+    seed: int
+    traced: str
+    """What was asked for."""
+    trace: TraceRecord
+    findings: tuple[Finding, ...]
+    """What the run found."""
+
+
+def trace_artifact(
+    artifact: Artifact, op: Op, what: Trace, text: str, *, generator: str = "ordinary", seed: int = 0
+) -> TraceDocument:
+    """Run an artifact once and record what `what` asks for.
+
+    Raises:
+        UnsupportedInstruction: if the simulator lacks an instruction.
+        WorkbenchError: if the buffer or generator does not exist.
+    """
+    workload = op.workload(artifact.workload)
+    memory = Memory()
+    Case.create(op, workload, generator, seed, memory)
+    place_scratch(memory, op, artifact.buffers)
+    for b in op.buffers:
+        if b.role.is_writable and b.role not in (Role.STATE, Role.FLAG):
+            memory.poison(b.name, POISONS[0])
+    outcome = simulate(artifact, memory, SimulationOptions(trace=what))
+    return TraceDocument(
+        op=op.name, workload=workload.name, template=artifact.template, arch=artifact.arch,
+        generator=generator, seed=seed, traced=text, trace=outcome.trace, findings=outcome.findings,
+    )  # fmt: skip
