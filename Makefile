@@ -3,17 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTERNAL := .venv-external
 
-.PHONY: run test test-slow lint clean
+.PHONY: run test test-slow external lint clean
 
 run: $(STAMP)
 	$(BIN)/workbench propose --op moe --workload tp8_b1
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not external"
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m "slow and not external"
+
+# Kernels of other projects, compiled from their installed packages in a virtual environment of their own.
+external: $(EXTERNAL)/.installed
+	$(EXTERNAL)/bin/python -m pytest -m external tests/external
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -26,5 +31,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
 
+$(EXTERNAL)/.installed: pyproject.toml constraints.txt external/requirements.txt
+	$(PYTHON) -m venv $(EXTERNAL)
+	$(EXTERNAL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(EXTERNAL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable ".[dev]"
+	$(EXTERNAL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--requirement external/requirements.txt
+	touch $(EXTERNAL)/.installed
+
 clean:
-	rm -rf $(VENV) .workbench build dist
+	rm -rf $(VENV) $(EXTERNAL) .workbench build dist

@@ -88,6 +88,20 @@ def test_one_launch() -> None:
     assert not found.pdl and not found.cooperative and found.cluster == (1, 1, 1)
 
 
+def test_interpreted_at_given_arguments() -> None:
+    dynamic = "!llvm.struct<(ptr<1>, struct<(struct<(i32, i32)>, i64)>)>"
+    text = module(launch(f"{dynamic};f32", "%arg0", "%arg1")).replace(
+        f"%arg0: {TENSOR}, %arg1: {TENSOR}", f"%arg0: {dynamic}, %arg1: f32"
+    )
+    (found,) = launches.interpret_launches(text, "f", ((0x7F00, 3, 5, -8), (0x40800000,), None))
+    assert found.params == (struct.pack("<Qiiq", 0x7F00, 3, 5, -8), struct.pack("<f", 4.0))
+    assert (found.kernel, found.grid, found.block) == ("k", (1, 1, 1), (128, 1, 1))
+    with pytest.raises(CompileError, match="no tensor with a static layout"):
+        launches.interpret_launches(text, "f", ((0x7F00, 3), (0x40800000,), None))
+    with pytest.raises(CompileError, match="3 arguments for 2"):
+        launches.interpret_launches(text, "f", ((0x7F00, 3, 5, 8), None))
+
+
 def test_attributes() -> None:
     record = "!llvm.struct<(i32, array<4 x i8>, array<64 x i8>)>"
     lines = [

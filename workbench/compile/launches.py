@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ from workbench.compile.hostcode import (
     Value,
     decode,
     encode,
-    fill,
     read_module,
 )
 from workbench.compile.request import CompileError
@@ -115,6 +114,32 @@ def recover_launches(
     return tuple(_merge(x, y, first, second, sizes) for x, y in zip(a, b, strict=True))
 
 
+def interpret_launches(
+    mlir: str, function: str, arguments: Sequence[Sequence[int] | None]
+) -> tuple[RawLaunch, ...]:
+    """Launches of a host function at given arguments, in stream order; nothing is relocated.
+
+    Args:
+        mlir: text of the final host module.
+        function: name of the host function in it.
+        arguments: of each host argument a sequence: the bits of a scalar; of a tensor its address, then its
+            dynamic extents and strides in the order of its layout. None for the stream.
+
+    Raises:
+        CompileError: as `recover_launches`.
+    """
+    try:
+        module = read_module(mlir)
+        host = module.function(function)
+        names = ["stream" if a is None else str(i) for i, a in enumerate(arguments)]
+        given = {str(i): a for i, a in enumerate(arguments) if a is not None}
+        return tuple(_Machine(module, host, names, given).run())
+    except HostCodeError as e:
+        raise CompileError("compiler", f"launches cannot be recovered: {e}") from e
+    except _MALFORMED as e:
+        raise CompileError("compiler", f"launches cannot be recovered: malformed host code ({e})") from e
+
+
 def _merge(
     a: RawLaunch, b: RawLaunch, first: dict[str, int], second: dict[str, int], sizes: dict[str, int]
 ) -> Launch:
@@ -169,7 +194,11 @@ class _Machine:
     """Interpreter of one run. Host memory is a stack of allocas; kernel handles are symbols."""
 
     def __init__(
-        self, module: HostModule, host: Function, parameters: Sequence[str], bases: dict[str, int]
+        self,
+        module: HostModule,
+        host: Function,
+        parameters: Sequence[str],
+        bases: Mapping[str, int | Sequence[int]],
     ) -> None:
         self._module, self._host = module, host
         self._stack = bytearray()
@@ -426,20 +455,40 @@ def _flag(value: bytes | None) -> bool:
     return value is not None and int.from_bytes(value[:4], "little") != 0
 
 
-def _argument(type_: Type, base: int, name: str) -> Value:
-    """Value of a host argument: a pointer, or a tensor's struct whose first scalar is its pointer."""
-    if isinstance(type_, Scalar) and type_.kind == "p":
-        return base
+def _argument(type_: Type, given: int | Sequence[int], name: str) -> Value:
+    """Value of a host argument: a scalar, a pointer, or a tensor's struct, whose first scalar is its pointer.
+
+    A tensor's further scalars are its dynamic extents and strides; `given` holds them after the address.
+    """
+    values = [given] if isinstance(given, int) else list(given)
+    if isinstance(type_, Scalar) and len(values) == 1 and (type_.kind == "p" or not isinstance(given, int)):
+        return values[0] & ((1 << type_.bits) - 1)
     if (
         isinstance(type_, Struct)
         and type_.fields
         and isinstance(type_.fields[0], Scalar)
         and type_.fields[0].kind == "p"
+        and _leaves(type_) == len(values)
     ):
-        rest = [f for f in type_.fields[1:] if f.size]
-        if not rest:
-            return (base, *(fill(f, 0) for f in type_.fields[1:]))
+        rest = iter(values)
+        return _filled(type_, rest)
     raise HostCodeError(f"argument {name} is no tensor with a static layout")
+
+
+def _leaves(type_: Type) -> int:
+    if isinstance(type_, Scalar):
+        return 1
+    if isinstance(type_, Struct):
+        return sum(_leaves(f) for f in type_.fields)
+    return type_.count * _leaves(type_.element)
+
+
+def _filled(type_: Type, leaves: Iterator[int]) -> Value:
+    if isinstance(type_, Scalar):
+        return next(leaves) & ((1 << type_.bits) - 1)
+    if isinstance(type_, Struct):
+        return tuple(_filled(f, leaves) for f in type_.fields)
+    return tuple(_filled(type_.element, leaves) for _ in range(type_.count))
 
 
 def _stride(type_: Type) -> int:
