@@ -131,7 +131,11 @@ def form_of(item: Instruction) -> Mma | str:
 
 @cache
 def _table(kind: str) -> Array:
-    """float64 value of each byte: an fp8 number, or the two numbers of four bits in it (low first)."""
+    """Return the value of each f16 pattern (float32), or float64 of each byte: an fp8 number, or the two
+    numbers of four bits in it (low first).
+    """
+    if kind == "f16":
+        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     octets = np.arange(256, dtype=np.uint8)
     if kind in ("e4m3", "e5m2"):
         narrow = ml_dtypes.float8_e4m3fn if kind == "e4m3" else ml_dtypes.float8_e5m2
@@ -150,7 +154,7 @@ def numbers(words: Array, kind: str) -> Array:
     if kind == "f64":
         return words
     if kind == "f16":
-        return words.view(np.float16).astype(np.float32).astype(np.float64)
+        return _table(kind).take(words.view(np.uint16)).astype(np.float64)
     if kind == "bf16":
         out = np.empty((*words.shape[:-1], words.shape[-1] * 2), np.uint32)
         out[..., 0::2] = words << np.uint32(16)
@@ -220,17 +224,26 @@ def by_lane(w: Lanes, value: Array) -> Array:
 
 
 def operand_words(registers: tuple[Array, ...], w: Lanes, rows: int, bands: int) -> Array:
-    """Gather an operand: words (rows * warps, bands * 8, words along k), one lane's register a word.
+    """Gather an operand: words (rows * warps, bands * 8, words along k), one lane's register a word."""
+    return _words([by_warp(w, x, rows).reshape(-1, 32) for x in registers], bands)
+
+
+def _words(registers: list[Array], bands: int) -> Array:
+    """Gather words (warps, bands * 8, words along k) from registers (warps, 32).
 
     Register r holds rows `8 * (r % bands) + lane // 4` and words `4 * (r // bands) + lane % 4` along k; with
     one band that is B by columns.
     """
-    deep = len(registers) // bands
-    out = np.empty((rows, w.groups, bands, 8, deep, 4), registers[0].dtype)
+    warps, deep = len(registers[0]), len(registers) // bands
+    out = np.empty((warps, bands, 8, deep, 4), registers[0].dtype)
     for r, register in enumerate(registers):
-        spread = by_warp(w, register, rows).reshape(rows, w.groups, 8, 4)
-        out[:, :, r % bands, :, r // bands, :] = spread
-    return out.reshape(rows * w.groups, bands * 8, deep * 4)
+        out[:, r % bands, :, r // bands, :] = register.reshape(warps, 8, 4)
+    return out.reshape(warps, bands * 8, deep * 4)
+
+
+_SLAB = 48
+"""Warps multiplied at a time: their float64 operands stay in the cache."""
+_RESULTS = {"f16": np.uint32, "f32": np.float32, "f64": np.float64, "s32": np.int32}
 
 
 def multiply(
@@ -242,34 +255,45 @@ def multiply(
     """
     w = check_warps(co, ck, item)
     rows = max(x.shape[0] for x in (*a, *b, *c))
-    bands = form.m // 8
-    left = operand_words(a, w, rows, bands)
-    right = operand_words(b, w, rows, 1)
+    operands = [[by_warp(w, x, rows).reshape(-1, 32) for x in part] for part in (a, b, c)]
+    warps = rows * w.groups
+    result = [np.empty((warps, 32), _RESULTS[form.c]) for _ in c]
     with np.errstate(all="ignore"):
-        if form.bitwise:
-            join = np.bitwise_and if form.bitwise == "and" else np.bitwise_xor
-            bits = join(left[:, :, None, :], right[:, None, :, :])
-            product = np.bitwise_count(bits).sum(axis=-1, dtype=np.int64)
-        else:
-            product = np.matmul(numbers(left, form.a), numbers(right, form.b).transpose(0, 2, 1))
-        # columns 2 * (lane % 4) and the next one belong to a lane
-        product = product.reshape(rows, w.groups, bands, 32, 2)
-        result: list[Array] = []
-        for band in range(bands):
-            if form.c == "f16":
-                packed = np.ascontiguousarray(by_warp(w, c[band], rows))
-                halves = packed.view(np.float16).reshape(rows, w.groups, 32, 2)
-                total = rounded(product[:, :, band] + halves, "f16")
-                result.append(by_lane(w, np.ascontiguousarray(total).view(np.uint32)[..., 0]))
-                continue
-            for which in (0, 1):
-                part = product[:, :, band, :, which]
-                old = by_warp(w, c[2 * band + which], rows)
-                if form.c == "s32":
-                    result.append(by_lane(w, integers(part.astype(np.int64) + old, form.saturate)))
-                else:
-                    result.append(by_lane(w, rounded(part + old, form.c)))
-    return tuple(result)
+        for start in range(0, warps, _SLAB):
+            slab = slice(start, start + _SLAB)
+            left, right, old = ([x[slab] for x in part] for part in operands)
+            product = _products(form, left, right)
+            _accumulate(form, product, old, [x[slab] for x in result])
+    return tuple(by_lane(w, x.reshape(rows, w.groups, 32)) for x in result)
+
+
+def _products(form: Mma, a: list[Array], b: list[Array]) -> Array:
+    """Return A B, (warps, m, 8), float64 or for single bits int64."""
+    left, right = _words(a, form.m // 8), _words(b, 1)
+    if form.bitwise:
+        join = np.bitwise_and if form.bitwise == "and" else np.bitwise_xor
+        bits = join(left[:, :, None, :], right[:, None, :, :])
+        counts: Array = np.bitwise_count(bits).sum(axis=-1, dtype=np.int64)
+        return counts
+    columns = np.ascontiguousarray(numbers(right, form.b).transpose(0, 2, 1))
+    product: Array = np.matmul(numbers(left, form.a), columns)
+    return product
+
+
+def _accumulate(form: Mma, product: Array, c: list[Array], d: list[Array]) -> None:
+    """Add C and round into D; of each band of 8 rows a lane has columns 2 * (lane % 4) and the next one."""
+    grid = product.reshape(len(product), form.m // 8, 32, 2)
+    for band in range(form.m // 8):
+        if form.c == "f16":
+            halves = np.ascontiguousarray(c[band]).view(np.float16).reshape(-1, 32, 2)
+            d[band][...] = rounded(grid[:, band] + halves, "f16").view(np.uint32)[..., 0]
+            continue
+        for which in (0, 1):
+            part, k = grid[:, band, :, which], 2 * band + which
+            if form.c == "s32":
+                d[k][...] = integers(part.astype(np.int64) + c[k], form.saturate)
+            else:
+                d[k][...] = part + c[k]
 
 
 def transpose(value: Array, co: Cohort, ck: Chunk, item: Instruction) -> Array:
