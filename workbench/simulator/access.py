@@ -16,6 +16,7 @@ from workbench.simulator.memory import BASE, Allocation, Memory
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
+    from workbench.simulator.proxies import Proxies
     from workbench.simulator.races import RaceDetector
     from workbench.simulator.scheduler import Chunk
 
@@ -87,7 +88,8 @@ class Site:
     def inside(self, space: str) -> Site:
         """Return the site for the lanes of a generic access that fall into `space`."""
         if space not in self._inside:
-            window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}.get(space, 0)
+            windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
+            window = SHARED_WINDOW if space == "cluster" else windows.get(space, 0)
             self._inside[space] = Site(self.instruction, space, self.size, self._offset - window)
         return self._inside[space]
 
@@ -257,6 +259,9 @@ class BankedSpace:
         rows: how a cohort finds its bank numbers: 'shared' or 'local'.
     """
 
+    proxies: Proxies | None = None
+    """Follows ordinary stores, if the kernel reads shared memory through the async proxy."""
+
     def __init__(self, banks: int, size: int, kind: str) -> None:
         self.size, self.kind = size, kind
         self.stride = -(-max(size, 1) // 32) * 32
@@ -329,6 +334,8 @@ class BankedSpace:
 
     def unsettle(self, low: int, high: int, ck: Chunk) -> None:
         """Keep what is known of bytes `low` to `high` of the banks from being taken as lasting."""
+        if self.proxies is not None:
+            self.proxies.forget(low, high)
         if not self.unsettled[low:high].all():
             self.unsettled[low:high] = True
             self.good.clear()
@@ -345,6 +352,8 @@ class BankedSpace:
         if bad is not None:
             at = np.where(bad, self.banks * self.stride, at)
         write(self.data, self.shadow, site, at, value, co, ck, 0, self.banks * self.stride)
+        if self.proxies is not None:
+            self.proxies.wrote(at, site.size)
 
     def prepare(
         self, site: Site, address: Array, co: Cohort, ck: Chunk, *, write: bool, fresh: bool = False

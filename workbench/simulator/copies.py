@@ -33,6 +33,8 @@ class _Copy:
     """Offset in the chunk's shared memory."""
     amount: Array | None
     """Bytes taken from the source; the rest is zero. None: all of it."""
+    serial: int
+    """Number of copy instructions issued before."""
 
 
 class AsyncCopies:
@@ -43,6 +45,8 @@ class AsyncCopies:
         self._group = np.zeros(len(chunk.ctas) * chunk.launch.threads, np.int64)
         """Number of groups each thread has committed."""
         self._pending: list[_Copy] = []
+        self.serial = 0
+        """Number of copy instructions issued."""
 
     def _lanes(self, co: Cohort) -> Array:
         lanes = np.broadcast_to(co.rows() * self.chunk.launch.threads + co.columns(), co.shape)
@@ -79,9 +83,21 @@ class AsyncCopies:
         self._pending.append(
             _Copy(
                 write, lanes, self._group[lanes], flat(read_at), flat(write_at),
-                None if amount is None else flat(amount),
+                None if amount is None else flat(amount), self.serial,
             )
         )  # fmt: skip
+        self.serial += 1
+
+    def complete(self, lanes: Array, before: int) -> None:
+        """Complete the copies of the threads `lanes` among the first `before` instructions."""
+        remaining = []
+        for copy in self._pending:
+            done = np.isin(copy.lane, lanes) if copy.serial < before else np.zeros(len(copy.lane), bool)
+            if done.any():
+                self._perform(_part(copy, done))
+            if not done.all():
+                remaining.append(_part(copy, ~done) if done.any() else copy)
+        self._pending = remaining
 
     def commit(self, co: Cohort) -> None:
         """cp.async.commit_group."""
@@ -139,5 +155,5 @@ class AsyncCopies:
 def _part(copy: _Copy, keep: Array) -> _Copy:
     return _Copy(
         copy.site, copy.lane[keep], copy.group[keep], copy.source[keep], copy.target[keep],
-        None if copy.amount is None else copy.amount[keep],
+        None if copy.amount is None else copy.amount[keep], copy.serial,
     )  # fmt: skip

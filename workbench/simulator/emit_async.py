@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Sink
-from workbench.simulator import bulk, cluster, mbarrier
+from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Sink, Vector
+from workbench.simulator import atomics, bulk, cluster, mbarrier
 from workbench.simulator.access import Site
-from workbench.simulator.emit_memory import _address
+from workbench.simulator.emit_memory import _address, _site
 from workbench.simulator.emitter import Emitter
+from workbench.simulator.values import INTEGERS
 
 NAMES: dict[str, Any] = {
     "mbarrier_init": mbarrier.init,
@@ -38,6 +39,10 @@ def emit(e: Emitter, item: Instruction) -> bool:
         return _rank(e, item)
     if opcode == "barrier" and m[:1] == ("cluster",):
         return _cluster_arrive(e, item)
+    if opcode in ("st", "red") and m[:1] == ("async",):
+        return _remote_store(e, item)
+    if opcode == "cp" and "tensor" not in m:
+        return _copy(e, item)
     return False
 
 
@@ -145,6 +150,111 @@ def _cluster_arrive(e: Emitter, item: Instruction) -> bool:
     return True
 
 
-def immediate(operand: Operand) -> int | None:
-    """Return the value of an immediate."""
-    return operand.value if isinstance(operand, Imm) else None
+_COMPLETION = "mbarrier::complete_tx::bytes"
+_REMOTE_OPS = {"add": ("u32", "s32", "u64"), "min": ("u32", "s32"), "max": ("u32", "s32"), "inc": ("u32",),
+               "dec": ("u32",), "and": ("b32",), "or": ("b32",), "xor": ("b32",)}  # fmt: skip
+
+
+def _remote_store(e: Emitter, item: Instruction) -> bool:
+    m = item.modifiers
+    known = {"async", "weak", "relaxed", "cluster", "shared::cluster", _COMPLETION, "v2", "v4"}
+    kind, op, count = m[-1], "", 1
+    for x in m[:-1]:
+        if item.opcode == "red" and x in _REMOTE_OPS:
+            op = x
+        elif x not in known:
+            e.fail(f"modifier .{x}")
+        count = {"v2": 2, "v4": 4}.get(x, count)
+    if _COMPLETION not in m:
+        e.fail()
+    if item.opcode == "red" and (kind not in _REMOTE_OPS.get(op, ()) or count > 1):
+        e.fail(f"operation .{op} on .{kind}")
+    if kind[1:] not in ("32", "64"):
+        e.fail(f"type .{kind}")
+    width = int(kind[1:])
+    target, source, barrier = item.operands
+    elements = source.elements if isinstance(source, Vector) else (source,)
+    if len(elements) != count:
+        e.fail("vector length")
+    narrow = "shared::cluster" in m
+    site, a = here(e, target, count * width // 8, narrow=narrow)
+    values = ", ".join(e.view(e.operand(x, width), INTEGERS[width]) for x in elements)
+    signal, at = here(e, barrier, 8, narrow=narrow)
+    e.code.do(f"remote_store({site}, {a}, ({values},), {signal}, {at}, {op!r}, {kind!r}, co, ck)")
+    return True
+
+
+_REDUCTIONS = frozenset(("and", "or", "xor", "add", "inc", "dec", "min", "max"))
+_BULK = frozenset(("reduce", "async", "bulk", "global", "shared::cta", "shared::cluster", _COMPLETION, "bulk_group",
+                   "multicast::cluster", "L2::cache_hint", "cp_mask", "noftz"))  # fmt: skip
+
+
+def _copy(e: Emitter, item: Instruction) -> bool:
+    m = item.modifiers
+    if m[:3] == ("async", "mbarrier", "arrive"):
+        if not set(m[3:]) <= {"noinc", "shared", "shared::cta", "b64"}:
+            return False
+        site, a = here(e, item.operands[0], 8, narrow=is_narrow(item))
+        e.code.do(f"copies_arrive({site}, {a}, {'noinc' not in m}, co, ck)")
+        return True
+    if m == ("async", "bulk", "commit_group"):
+        e.code.do("ck.asyncs.commit(co)")
+        return True
+    if m[:3] == ("async", "bulk", "wait_group") and m[3:] in ((), ("read",)):
+        count = item.operands[0]
+        if not isinstance(count, Imm):
+            return False
+        e.code.do(f"ck.asyncs.wait(co, {count.value}, {'read' in m})")
+        return True
+    if "bulk" not in m or "prefetch" in m:
+        return False
+    return _bulk(e, item)
+
+
+def _bulk(e: Emitter, item: Instruction) -> bool:
+    m = item.modifiers
+    reduction = None
+    if m[0] == "reduce":
+        op = next((x for x in m if x in _REDUCTIONS), "")
+        reduction = (op, m[-1])
+        if not atomics.supported(op, m[-1]) and not (op in ("and", "or", "xor") and m[-1] in ("b32", "b64")):
+            e.fail(f"operation .{op} on .{m[-1]}")
+    for x in m:
+        if x not in _BULK and (reduction is None or x not in reduction):
+            e.fail(f"modifier .{x}")
+    spaces = [x for x in m if x in ("global", "shared::cta", "shared::cluster")]
+    if len(spaces) != 2:
+        e.fail("state spaces")
+    operands = list(item.operands)
+    target, source, size = operands[:3]
+    rest = operands[3:]
+    amount = e.fetch(size, "u32")
+    if spaces[0] == "global":
+        if spaces[1] != "shared::cta" or "bulk_group" not in m:
+            e.fail("direction")
+        octets = "None"
+        if "cp_mask" in m:
+            octets = e.fetch(rest.pop(), "u16")
+        if len(rest) != ("L2::cache_hint" in m):
+            e.fail("operands")
+        to, a = _global(e, target)
+        origin, at = here(e, source, 16, narrow=True)
+        e.code.do(f"bulk_store({to}, {a}, {origin}, {at}, {amount}, {octets}, {reduction!r}, co, ck)")
+        return True
+    if _COMPLETION not in m or spaces[1] == "shared::cluster":
+        e.fail("direction")
+    to, a = here(e, target, 16, narrow=True)
+    origin, at = _global(e, source) if spaces[1] == "global" else here(e, source, 16, narrow=True)
+    signal, bar = here(e, rest.pop(0), 8, narrow=True)
+    mask = e.fetch(rest.pop(0), "u16") if "multicast::cluster" in m else "None"
+    if len(rest) != ("L2::cache_hint" in m):
+        e.fail("operands")
+    e.code.do(
+        f"bulk_load({to}, {a}, {origin}, {at}, {amount}, {signal}, {bar}, {mask}, {reduction!r}, co, ck)"
+    )
+    return True
+
+
+def _global(e: Emitter, operand: Operand) -> tuple[str, str]:
+    a, offset = _address(e, operand, "global")
+    return _site(e, e.instruction, "global", 16, offset), a

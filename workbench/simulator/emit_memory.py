@@ -11,7 +11,7 @@ from workbench.simulator.values import INTEGERS, Value
 
 SPACES = {
     "global": "global", "shared": "shared", "shared::cta": "shared", "local": "local", "const": "global",
-    "param": "param", "param::entry": "param",
+    "param": "param", "param::entry": "param", "shared::cluster": "cluster",
 }  # fmt: skip
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 _CACHE = frozenset(
@@ -181,7 +181,7 @@ def _store(e: Emitter, item: Instruction) -> bool:
 
 # -- addresses -----------------------------------------------------------------------------------
 
-_WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0}
+_WINDOWS = {"shared": SHARED_WINDOW, "cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0}
 
 
 def _convert_address(e: Emitter, item: Instruction) -> bool:

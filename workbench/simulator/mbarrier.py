@@ -216,9 +216,12 @@ class Mbarriers:
             self._order(slots[known])
         return done
 
-    def stumble(self) -> bool:
-        """Whether a poll that could succeed comes too early this time; only under a seed."""
-        return self._random is not None and self._random.random() < 0.25
+    def stumble(self, done: Array) -> Array:
+        """Have a poll that could succeed come too early now and then; only under a seed."""
+        if self._random is None or not done.any() or self._random.random() >= 0.25:
+            return done
+        self.chunk.progress += 1
+        return np.zeros(done.shape, bool)
 
     def _note(self, site: Site, slots: Array, phase: Array, done: Array, co: Cohort) -> None:
         if self._last is None:
@@ -328,18 +331,16 @@ def test(
     """mbarrier.test_wait, or try_wait if `patient`; `state` is a token or the parity of a phase."""
     m = ck.mbarriers
     slots = m.locate(site, address, co)
-    if patient and m.stumble():
-        ck.progress += 1
-        m._polled.append(np.unique(slots[slots >= 0]))
-        return np.zeros(slots.shape, bool)
     if parity:
-        return m.test(site, slots, None, state.astype(np.int64) & 1, co)
+        done = m.test(site, slots, None, state.astype(np.int64) & 1, co)
+        return m.stumble(done) if patient else done
     goal = (state >> _COUNT_BITS).astype(np.int64)
     old = (slots >= 0) & (m.phase[slots] > goal + 1)
     if old.any():
         text = "waits with the token of a phase that is neither the current one nor the one before"
         ck.report(RULE, site.instruction, text, co, old)
-    return m.test(site, slots, goal, None, co)
+    done = m.test(site, slots, goal, None, co)
+    return m.stumble(done) if patient else done
 
 
 def pending_count(state: Array) -> Array:
