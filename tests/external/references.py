@@ -57,6 +57,7 @@ def attn_res(
     """Attention residual: the mixed and normalised row, and the new prefix.
 
     `prefix`, `delta` [B, 7168]; `blocks` [B, 8, 7168]; the first `nb` saved blocks and the prefix are mixed.
+    Without a delta `prefix` is the row that replaces the old prefix.
     """
     p = rounded(prefix.double() + delta.double()) if delta is not None else prefix.double()
     values = torch.cat((blocks[:, :nb].double(), p[:, None]), 1)

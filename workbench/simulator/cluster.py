@@ -168,6 +168,8 @@ class Clusters:
         groups = np.broadcast_to(co.rows() // self.size, twice.shape)[~twice]
         self.arrived += np.bincount(groups, minlength=self.count)
         self.chunk.progress += 1
+        if self.waiting:
+            self.chunk.resume(self.release())
 
     def wait(self, co: Cohort, block: Block) -> list[tuple[Cohort, int]]:
         """barrier.cluster.wait: return cohorts that may go on."""

@@ -24,6 +24,7 @@ from workbench.simulator.memory import BASE
 from workbench.simulator.pending import AsyncOperations
 from workbench.simulator.multimem import describe, is_multicast
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
+from workbench.simulator.proxies import Proxies, needed
 from workbench.simulator.races import RaceDetector
 from workbench.simulator.wgmma import Warpgroups
 from workbench.simulator.tcgen05 import TensorCores
@@ -51,6 +52,8 @@ class Chunk:
         program = launch.program
         shared = program.shared_static + launch.shared_dynamic
         self.space_shared = BankedSpace(len(ctas), shared, "shared")
+        if shared and self.options.check_memory and needed(program.kernel):
+            self.space_shared.proxies = Proxies(len(ctas), self.space_shared.stride)
         self.space_local = BankedSpace(
             len(ctas) * launch.threads if program.local_bytes else 1, program.local_bytes, "local"
         )
@@ -252,6 +255,10 @@ class Chunk:
             self.report("trap", block.instruction, "the kernel executes a trap", co, np.ones((1, 1), bool))
         self._exit(co)
         return -1
+
+    def resume(self, cohorts: list[tuple[Cohort, int]]) -> None:
+        """Have cohorts go on at the blocks given with them."""
+        self._continue(cohorts)
 
     def _continue(self, cohorts: list[tuple[Cohort, int]]) -> None:
         for co, k in cohorts:
