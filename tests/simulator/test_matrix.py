@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.simulator.kernels import kernel, run
+from tests.simulator.legal import complaint
 from workbench.simulator import UnsupportedInstruction
 
 RNG = np.random.default_rng(11)
@@ -207,6 +208,7 @@ def multiply(form, a, b, c, **options):
     registers = (fa.shape[2], fb.shape[2], fc.shape[2])
     block = options.pop("block", 64)
     text = program(name_of(*form), registers, kc, wide)
+    assert complaint(text) == ""
     result = run(
         text, {"out": (fc.size, fc.dtype), "a": fa, "b": fb, "c": fc}, grid=warps * 32 // block, block=block,
         **options,

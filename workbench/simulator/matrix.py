@@ -208,6 +208,8 @@ def by_warp(w: Lanes, value: Array, rows: int) -> Array:
     """Return (rows, warps, 32) from a value of a cohort with `rows` rows; absent lanes repeat a present
     one.
     """
+    if w.dense and value.shape == (rows, len(w.lane)):
+        return value.reshape(rows, w.groups, 32)
     if w.dense:
         spread = value[:, :, None] if value.shape[1] == 1 else value.reshape(value.shape[0], w.groups, 32)
     else:
@@ -241,8 +243,8 @@ def _words(registers: list[Array], bands: int) -> Array:
     return out.reshape(warps, bands * 8, deep * 4)
 
 
-_SLAB = 48
-"""Warps multiplied at a time: their float64 operands stay in the cache."""
+_SLAB = 1 << 15
+"""Elements of A that are multiplied at a time: as float64 they stay in the cache."""
 _RESULTS = {"f16": np.uint32, "f32": np.float32, "f64": np.float64, "s32": np.int32}
 
 
@@ -259,8 +261,9 @@ def multiply(
     warps = rows * w.groups
     result = [np.empty((warps, 32), _RESULTS[form.c]) for _ in c]
     with np.errstate(all="ignore"):
-        for start in range(0, warps, _SLAB):
-            slab = slice(start, start + _SLAB)
+        step = max(1, _SLAB // (form.m * form.k))
+        for start in range(0, warps, step):
+            slab = slice(start, start + step)
             left, right, old = ([x[slab] for x in part] for part in operands)
             product = _products(form, left, right)
             _accumulate(form, product, old, [x[slab] for x in result])
@@ -293,7 +296,7 @@ def _accumulate(form: Mma, product: Array, c: list[Array], d: list[Array]) -> No
             if form.c == "s32":
                 d[k][...] = integers(part.astype(np.int64) + c[k], form.saturate)
             else:
-                d[k][...] = part + c[k]
+                np.add(part, c[k], out=d[k], casting="unsafe")
 
 
 def transpose(value: Array, co: Cohort, ck: Chunk, item: Instruction) -> Array:
