@@ -1,4 +1,4 @@
-"""PTX kernels around tcgen05 instructions, and images of matrices in shared memory built element by element."""
+"""PTX kernels around tcgen05 instructions; images of matrices in shared memory, built piece by piece."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ SWIZZLE_WIDTH = {0: 16, 6: 32, 4: 64, 2: 128}
 def place(image: Any, start: int, matrix: Any, swizzle: int, k_major: bool = True) -> tuple[int, int, int]:
     """Write a matrix (rows, K) to an image as a canonical layout; return its end, LBO and SBO.
 
-    Done a 16-byte piece at a time. Atoms (8 rows of W bytes) lie one after the other, first along M or N, then
-    along K; inside an atom, piece c of row r stands where piece c ^ (r / (128 / W)) would.
+    Done a 16-byte piece at a time. Atoms (8 rows of W bytes) lie one after the other, first along M or N,
+    then along K; inside an atom, piece c of row r stands where piece c ^ (r / (128 / W)) would.
     """
     if not k_major:
         matrix = matrix.T

@@ -238,7 +238,7 @@ def test_a_from_tensor_memory():
 
 
 def scale_image(codes):
-    """Lay out scale factor codes (rows, 4), rows a multiple of 32, as tcgen05.cp.32x128b.warpx4 wants them."""
+    """Lay out scale factor codes (rows, 4), rows a multiple of 32, for tcgen05.cp.32x128b.warpx4."""
     out = np.zeros(-(-len(codes) // 128) * 512, np.uint8)
     for row in range(len(codes)):
         block, r = divmod(row, 128)
@@ -281,7 +281,8 @@ def scaled_tile(kind, qualifier, name, factors, format_bit, first, n=64):
         descriptor(0, 16, 256, 6), descriptor(4096, 16, 256, 6), idesc(128, n, code, b_code, 0, more=more),
         descriptor(16384, 16, 128, 0), descriptor(16896, 16, 128, 0),
     ]  # fmt: skip
-    mma = f"@%first tcgen05.mma.cta_group::1.kind::{kind}.block_scale{qualifier} [%tm], %a0, %a1, %r2, [%r3], [%r4], %p1;\n"
+    mma = f"@%first tcgen05.mma.cta_group::1.kind::{kind}.block_scale{qualifier} "
+    mma += "[%tm], %a0, %a1, %r2, [%r3], [%r4], %p1;\n"
     text = module(SETUP, DESCRIPTORS, SCALES, mma, COMMIT, WAIT, read(n), FREE)
     result, out = launch(text, image, n, args)
     assert result.rules == [], result.outcome.findings
@@ -350,7 +351,8 @@ def test_accumulating_into_unwritten_cells_is_a_finding():
 
 def test_missing_scale_factors_are_a_finding():
     args = [descriptor(0, 16, 256, 6), descriptor(4096, 16, 256, 6), idesc(128, 64, d=0, more=1 << 23)]
-    mma = "add.u32 %r3, %tm, 256;\n@%first tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%tm], %a0, %a1, %r2, [%r3], [%r3], %p1;\n"
+    mma = "add.u32 %r3, %tm, 256;\n@%first tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale "
+    mma += "[%tm], %a0, %a1, %r2, [%r3], [%r3], %p1;\n"
     text = module(SETUP, DESCRIPTORS, mma, COMMIT, WAIT, read(64), FREE)
     result, _ = launch(text, np.zeros(16, np.uint8), 64, args)
     assert result.rules == ["uninitialized-read"]
@@ -381,3 +383,17 @@ def test_unknown_forms_are_refused():
     ):
         with pytest.raises(UnsupportedInstruction):
             launch(module(line), np.zeros(16, np.uint8), 1, [0])
+
+
+FENCE = "fence.proxy.async.shared::cta;\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"), [(FENCE, "", False), ("", "@%first " + FENCE, False), ("", "", True)]
+)
+def test_proxy_fence(before, after, found):
+    """A fence in every writing thread, or in the issuing one, is enough."""
+    assert SETUP.count(FENCE) == 1
+    setup = SETUP.replace(FENCE, before)
+    result, _ = faulty(setup, DESCRIPTORS, after, issue16("%p1"), COMMIT, WAIT, read(64), FREE)
+    assert result.rules == (["proxy-fence-missing"] if found else [])

@@ -165,7 +165,8 @@ FAULTS = {
         (
             ("                    handle.release()\n                empty", "                empty"),
             ("                    tm.set(tcgen05.Field.ACCUMULATE, k != 0)\n",
-             "                    handle.release()\n                    tm.set(tcgen05.Field.ACCUMULATE, k != 0)\n"),
+             "                    handle.release()\n"
+             "                    tm.set(tcgen05.Field.ACCUMULATE, k != 0)\n"),
         ),
         {"buffer-reuse"},
     ),

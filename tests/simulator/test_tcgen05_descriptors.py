@@ -28,7 +28,7 @@ def test_pieces_find_every_element(swizzle, element, k_major):
     start = 2048
     _, leading, stride = place(image, start, matrix, swizzle, k_major)
     d = shared_matrix(descriptor(start, leading, stride, swizzle))
-    at = pieces(d, k_major, rows, depth, element)
+    at = pieces(d, k_major, rows, depth, element).at
     found = image[at[..., None] + np.arange(16)].view(dtype)
     if not k_major:
         found = found.transpose(0, 2, 1)
@@ -42,7 +42,7 @@ def test_a_start_inside_a_swizzle_atom_advances_along_k(swizzle):
     image = np.zeros(1 << 15, np.uint8)
     _, leading, stride = place(image, 1024, matrix, swizzle)
     for k in range(0, width, 32):
-        at = pieces(shared_matrix(descriptor(1024 + k, leading, stride, swizzle)), True, 64, 32, 1)
+        at = pieces(shared_matrix(descriptor(1024 + k, leading, stride, swizzle)), True, 64, 32, 1).at
         found = image[at[..., None] + np.arange(16)].reshape(64, 32)
         np.testing.assert_array_equal(found, matrix[:, k : k + 32])
 

@@ -31,7 +31,8 @@ and.b32 %r9, %r8, 1;
 """
 LEAD = "setp.eq.u32 %p3, %r9, 0;\nand.pred %p4, %p3, %first;\n"
 COMMIT = (
-    "mov.u16 %h0, 3;\n@%p4 tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
+    "mov.u16 %h0, 3;\n"
+    "@%p4 tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
     "[%bar], %h0;\n"
 )
 
@@ -92,7 +93,7 @@ def test_one_mma_over_two_ctas(m, n, clusters):
 
 
 def test_scale_factors_of_two_ctas():
-    """A's factors are those of each CTA's rows; B's are all columns' in both CTAs; each CTA copies its own."""
+    """A's factors are of each CTA's rows, B's of all columns in both; each CTA copies its own."""
     rng = np.random.default_rng(0)
     m, n = 256, 128
     a, b = (rng.integers(0, 4, (rows, 32), dtype=np.uint8) for rows in (m, n))
@@ -107,7 +108,8 @@ def test_scale_factors_of_two_ctas():
         image[16896:17408] = scale_image(fb)
         images.append(image)
     args = [
-        descriptor(0, 16, 256, 6), descriptor(4096, 16, 256, 6), idesc(m, n, d=0, more=1 << 23 | 1 << 29 | 1 << 4),
+        descriptor(0, 16, 256, 6), descriptor(4096, 16, 256, 6),
+        idesc(m, n, d=0, more=1 << 23 | 1 << 29 | 1 << 4),
         descriptor(16384, 16, 128, 0), descriptor(16896, 16, 128, 0),
     ]  # fmt: skip
     issue = (

@@ -192,7 +192,8 @@ def test_lanes_of_another_warp():
 
 
 def test_loading_what_was_stored_without_a_wait():
-    text = "shl.b32 %r1, %warp, 21;\nadd.u32 %r1, %r1, %tm;\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tx};\n"
+    text = "shl.b32 %r1, %warp, 21;\nadd.u32 %r1, %r1, %tm;\n"
+    text += "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tx};\n"
     load = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%r1];\n"
     assert "tcgen05-order" in rules(SETUP, text, load, FREE)
     assert rules(SETUP, text, "tcgen05.wait::st.sync.aligned;\n", load, FREE) == []

@@ -56,6 +56,9 @@ def class_of(item: Instruction) -> str:
         return "async_copy"
     if item.opcode == "wgmma":
         return {"mma_async": "tensor", "fence": "fence"}.get(item.modifiers[0], "barrier")
+    if item.opcode == "tcgen05":
+        what = item.modifiers[0]
+        return {"mma": "tensor", "cp": "async_copy"}.get(what, "fence" if "fence" in what else "other")
     if item.opcode in _BY_OPCODE:
         return _BY_OPCODE[item.opcode]
     semantics = arith.lookup(item)

@@ -20,6 +20,10 @@ FIXES = {
     "warp-divergence": "bring the named lanes together, or leave them out of the member mask",
     "inactive-lane": "read only lanes that execute the same shuffle",
     "multimem-order": "use multimem instructions on multicast addresses, ordinary ones on a rank's own",
+    "proxy-fence-missing": "let the threads that wrote execute fence.proxy.async before the barrier",
+    "tcgen05-order": "wait for the barrier of a later commit; after loads and stores, wait::ld and wait::st",
+    "tmem-lifetime": "allocate, use only those columns, free them before the CTA exits; one cta_group",
+    "buffer-reuse": "refill a stage only after the mbarrier of the commit that follows its last reader",
     "trap": "see why the kernel stopped itself",
 }
 

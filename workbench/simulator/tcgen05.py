@@ -155,7 +155,7 @@ class TensorCores:
             self._same_group(item, group, cta, warp * 32)
             busy = self._under_way(cta, (1 << LANES) - 1, start, start + n)
             if busy is not None:
-                text = f"frees tensor memory that the {busy.item.name} of line {busy.item.line} is still to write"
+                text = f"frees tensor memory that line {busy.item.line} ({busy.item.name}) is still to write"
                 self.report(ORDER, item, text, cta, warp * 32)
             if not self.memory(cta).free(start, n):
                 text = f"frees {n} columns from column {start}, where no such allocation is"
@@ -189,8 +189,10 @@ class TensorCores:
             rows, columns = rows[:, lane], columns[:, lane]
         height = 32 if shape == "32x32b" else 16
         if first // 32 != warp % 4 or first + height > warp % 4 * 32 + 32:
-            text = f"warp {warp} accesses lanes {first} to {first + height - 1} of tensor memory, but may access " \
-                f"{warp % 4 * 32} to {warp % 4 * 32 + 31}"  # fmt: skip
+            text = (
+                f"warp {warp} accesses lanes {first} to {first + height - 1} of tensor memory, but may "
+                f"access {warp % 4 * 32} to {warp % 4 * 32 + 31}"
+            )
             self.report("out-of-bounds", item, text, cta, warp * 32)
             return None
         if not self.memory(cta).allocated(low, high):
@@ -201,7 +203,7 @@ class TensorCores:
         busy = self._under_way(cta, mask, low, high)
         if busy is not None:
             text = (
-                f"touches tensor memory that the {busy.item.name} of line {busy.item.line} is still to write: no "
+                f"touches tensor memory that line {busy.item.line} ({busy.item.name}) is still to write: no "
                 "wait for an mbarrier that a tcgen05.commit after it signals"
             )
             self.report(ORDER, item, text, cta, warp * 32)
@@ -340,12 +342,11 @@ class TensorCores:
         self, item: Instruction, form: tuple[str, str, int], address: Array, descriptor: Array, co: Cohort
     ) -> None:
         """tcgen05.cp; `form` is shape, multicast and CTA group."""
-        addresses, descriptors = np.broadcast_to(address, co.shape), np.broadcast_to(descriptor, co.shape)
         for cta, thread, row, column in self._lanes(co):
             self._issue(
                 Copy(
                     item, cta, thread, pair_of(self.chunk, cta, form[2]), form[0], form[1],
-                    int(addresses[row, column]), int(descriptors[row, column]),
+                    _pick(address, row, column), _pick(descriptor, row, column),
                 )
             )  # fmt: skip
 
@@ -357,16 +358,16 @@ class TensorCores:
         Args:
             item: the instruction.
             form: kind, CTA group, scale factors a row of A (0 without block scaling), A in tensor memory.
-            operands: arrays `d`, `a`, `b`, `descriptor`, `accumulate` and, where present, `scale_a`, `scale_b`;
-                `masks`, a tuple of them; `shift`, an int.
+            operands: arrays `d`, `a`, `b`, `descriptor`, `accumulate` and, where present, `scale_a` and
+                `scale_b`; `masks`, a tuple of them; `shift`, an int.
             co: the issuing lanes.
         """
         names = ("d", "a", "b", "descriptor", "accumulate", "scale_a", "scale_b")
-        spread = {n: np.broadcast_to(operands[n], co.shape) for n in names if n in operands}
-        masks = [np.broadcast_to(m, co.shape) for m in operands.get("masks", ())]
+        spread = {n: operands[n] for n in names if n in operands}
+        masks = operands.get("masks", ())
         for cta, thread, row, column in self._lanes(co):
-            values = {n: int(v[row, column]) for n, v in spread.items()}
-            disabled = sum(int(m[row, column]) << (32 * k) for k, m in enumerate(masks))
+            values = {n: _pick(v, row, column) for n, v in spread.items()}
+            disabled = sum(_pick(m, row, column) << (32 * k) for k, m in enumerate(masks))
             self._same_group(item, form[1], cta, thread)
             self._issue(
                 Mma(
@@ -408,3 +409,8 @@ class TensorCores:
             for start, (columns, item) in sorted(memory.allocations.items()):
                 text = f"{columns} columns of tensor memory from column {start} are never freed"
                 self.report(LIFETIME, item, text, cta, 0)
+
+
+def _pick(value: Array, row: int, column: int) -> int:
+    """Return a lane's value from an array that broadcasts to its cohort."""
+    return int(value[row if value.shape[0] > 1 else 0, column if value.shape[1] > 1 else 0])

@@ -75,8 +75,19 @@ def swizzled(address: Array, swizzle: int) -> Array:
     return address ^ ((address >> 7 & mask) << 4)
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Where the 16-byte pieces of a matrix lie in shared memory; byte addresses."""
+
+    at: Array
+    """K-major (rows, bytes along K / 16), else (bytes along M or N / 16, K); int64."""
+    low: int
+    high: int
+    """First address after the last byte."""
+
+
 @lru_cache(maxsize=1024)
-def pieces(matrix: SharedMatrix, k_major: bool, rows: int, depth: int, element: int) -> Array:
+def pieces(matrix: SharedMatrix, k_major: bool, rows: int, depth: int, element: int) -> Pieces:
     """Return the shared addresses of a matrix's 16-byte pieces.
 
     Args:
@@ -85,9 +96,6 @@ def pieces(matrix: SharedMatrix, k_major: bool, rows: int, depth: int, element: 
         rows: size along M or N.
         depth: size along K in elements.
         element: bytes an element.
-
-    Returns:
-        K-major (rows, depth * element / 16), else (rows * element / 16, depth); int64 byte addresses.
 
     Raises:
         DescriptorError: for a layout that does not exist.
@@ -114,7 +122,7 @@ def pieces(matrix: SharedMatrix, k_major: bool, rows: int, depth: int, element: 
             at = r * matrix.stride + k % 8 * PIECE + k // 8 * matrix.leading
     result = swizzled(matrix.start + at, matrix.swizzle)
     result.flags.writeable = False
-    return result
+    return Pieces(result, int(result.min()), int(result.max()) + PIECE)
 
 
 FLOAT_FORMATS = {

@@ -14,9 +14,11 @@ import numpy.typing as npt
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator import tcgen05_math as maths
 from workbench.simulator.access import SHARED_BASE
+from workbench.simulator.proxies import RULE
 from workbench.simulator.tcgen05_descriptors import (
     DescriptorError,
     MmaShape,
+    Pieces,
     SharedMatrix,
     instruction,
     pieces,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 EVERY_LANE = (1 << LANES) - 1
+_WRITTEN = np.uint64(0x0101010101010101)
+"""Shadow of eight bytes that have been written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def pair_of(ck: Chunk, row: int, group: int) -> tuple[int, ...]:
 
 
 class Work:
-    """A piece of work. `writes` and `touches` (both what it writes and what it reads) are known once prepared.
+    """A piece of work. `writes` and `touches` (all that it writes or reads) are known once it is prepared.
 
     Args:
         item: the instruction.
@@ -96,32 +100,35 @@ class Work:
                 return False
         return True
 
-    def _shared(self, cores: TensorCores, cta: int, at: Array, name: str) -> Array | None:
-        """Note the bytes at the pieces `at` of shared memory; None if they are out of bounds."""
+    def _shared(self, cores: TensorCores, cta: int, where: Pieces, name: str) -> Array | None:
+        """Return the bytes of pieces of shared memory, after checks the first time; None out of bounds."""
         space = cores.chunk.space_shared
-        low, high = int(at.min()) - SHARED_BASE, int(at.max()) - SHARED_BASE + 16
+        low, high = where.low - SHARED_BASE, where.high - SHARED_BASE
         if low < 0 or high > space.size:
             text = (
                 f"{name} takes shared memory from byte {low} to {high - 1}, of which there are {space.size}"
             )
             cores.report("out-of-bounds", self.item, text, cta, self.thread)
             return None
-        index = (at + (cta * space.stride - SHARED_BASE)) >> 4
+        index = (where.at + (cta * space.stride - SHARED_BASE)) >> 4
         if cores.chunk.options.check_memory and (cta, name) not in self._seen:
-            flags = np.ascontiguousarray(space.shadow[16].take(index)).view(np.uint8)
-            if not (flags == 1).all():
+            if (space.shadow[16].take(index).view(np.uint64) != _WRITTEN).any():
                 text = f"{name} has bytes of shared memory that were never written"
                 cores.report("uninitialized-read", self.item, text, cta, self.thread)
+            if space.proxies is not None:
+                byte = space.proxies.unfenced(cta, index)
+                if byte is not None:
+                    cores.report(RULE, self.item, f"{name}: {space.proxies.text(byte)}", cta, self.thread)
         return space.data[16].take(index).view(np.uint8)
 
-    def _note(self, cores: TensorCores, cta: int, at: Array, name: str) -> bool:
-        raw = self._shared(cores, cta, at, name)
+    def _note(self, cores: TensorCores, cta: int, where: Pieces, name: str) -> bool:
+        raw = self._shared(cores, cta, where, name)
         if raw is not None:
             self._seen[cta, name] = raw
         return raw is not None
 
-    def _fetch(self, cores: TensorCores, cta: int, at: Array, name: str) -> Array:
-        raw = self._shared(cores, cta, at, name)
+    def _fetch(self, cores: TensorCores, cta: int, where: Pieces, name: str) -> Array:
+        raw = self._shared(cores, cta, where, name)
         assert raw is not None
         if not np.array_equal(raw, self._seen[cta, name]):
             text = (
@@ -161,7 +168,10 @@ class Copy(Work):
         self.touches = self.writes
         if not self._allocated(cores, self.writes):
             return False
-        return all([self._note(cores, c, self._at, "the source") for c in self.ctas])
+        good = True
+        for cta in self.ctas:
+            good &= self._note(cores, cta, self._at, "the source")
+        return good
 
     def run(self, cores: TensorCores) -> None:
         """See `Work`."""
@@ -211,7 +221,7 @@ class Mma(Work):
                 good &= self._note(cores, cta, self._a_at, "A")
         return good
 
-    def _pieces(self, matrix: SharedMatrix, k_major: bool, rows: int, name: str) -> Array:
+    def _pieces(self, matrix: SharedMatrix, k_major: bool, rows: int, name: str) -> Pieces:
         if self._kind in ("mxf4", "mxf4nvf4"):
             return pieces(matrix, True, rows, self._form.k // 2, 1)
         return pieces(matrix, k_major, rows, self._form.k, maths.STORAGE[name])

@@ -63,7 +63,7 @@ class TensorMemory:
 
     def allocated(self, low: int, high: int) -> bool:
         """Whether all columns from `low` up to `high` lie inside allocations."""
-        return 0 <= low and high <= COLUMNS and bool((self.owner[low:high] >= 0).all())
+        return low >= 0 and high <= COLUMNS and bool((self.owner[low:high] >= 0).all())
 
 
 def split_address(address: int) -> tuple[int, int]:
