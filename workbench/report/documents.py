@@ -256,6 +256,7 @@ def schemas() -> dict[str, type[BaseModel]]:
     from workbench.tune import ReplayReport
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
+    from workbench.verify.trace import TraceDocument
 
     return {
         "audit": AuditDocument,
@@ -271,6 +272,7 @@ def schemas() -> dict[str, type[BaseModel]]:
         "propose": RunResult,
         "replay": ReplayReport,
         "runs": RunsDocument,
+        "trace": TraceDocument,
         "verify": Report,
     }
 

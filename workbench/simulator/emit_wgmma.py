@@ -217,6 +217,9 @@ def _wait(e: Emitter, item: Instruction) -> None:
             names.append((n, kind))
             values.append(e.fetch(Reg(n), kind))
     plan = e.context.global_name("M", tuple(accumulators))
-    call = f"ck.wgmma.wait({count.value}, {plan}, ({', '.join(values)},), co)"
+    call = f"ck.wgmma.wait({count.value}, {plan}, ({''.join(v + ', ' for v in values)}), co)"
+    if not names:
+        e.code.do(call)
+        return
     for (n, kind), name in zip(names, e.code.let_many(len(names), call), strict=True):
         e.put(Reg(n), kind, name, dirty=kind == "f32")
