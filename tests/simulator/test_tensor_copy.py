@@ -389,3 +389,36 @@ fence.proxy.tensormap::generic.acquire.gpu [%d4], 128;
 def test_seeds_give_the_same(seed: int) -> None:
     run = Run(load(2, 512), plain, (0, 1), X, seed=seed)
     assert run.rules == [] and (run.out.view(np.uint32)[:128] == X[32:160]).all()
+
+
+FENCE = "fence.proxy.async.shared::cta;\n"
+
+
+@pytest.mark.parametrize(
+    ("fence", "rules"),
+    [
+        (FENCE, []),
+        ("", ["proxy-fence-missing"]),
+        ("fence.proxy.async;\n", []),
+        ("fence.proxy.async.global;\n", ["proxy-fence-missing"]),
+    ],
+)
+def test_stores_want_a_proxy_fence_after_ordinary_stores(fence: str, rules: list[str]) -> None:
+    text = store(2)
+    assert FENCE in text
+    run = Run(text.replace(FENCE, fence), plain, (0, 0), X, np.zeros(SHARED, np.uint8))
+    assert run.rules == rules
+
+
+def test_a_fence_before_the_last_store_is_too_early() -> None:
+    text = store(2)
+    late = text.replace(
+        "add.u32 %r8, %r2, 0;", "st.shared.u32 [%r2+16], %r1;\nbar.sync 0;\nadd.u32 %r8, %r2, 0;"
+    )
+    run = Run(late, plain, (0, 0), X, np.zeros(SHARED, np.uint8))
+    assert "proxy-fence-missing" in run.rules
+    assert "byte 16 of shared memory" in next(
+        f.message for f in run.outcome.findings if f.rule == "proxy-fence-missing"
+    )
+    elsewhere = late.replace("[%r2+16]", "[%r2+4096]")
+    assert "proxy-fence-missing" not in Run(elsewhere, plain, (0, 0), X, np.zeros(SHARED, np.uint8)).rules

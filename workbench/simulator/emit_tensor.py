@@ -1,15 +1,15 @@
-"""Tensor copies, their prefetches and tensormap.replace."""
+"""Tensor copies, their prefetches, tensormap.replace and fence.proxy.async."""
 
 from __future__ import annotations
 
 from workbench.isa.ptx.dataflow import reads, writes
 from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Reg, TensorAddress
-from workbench.simulator import tensor_copy, tensor_replace
+from workbench.simulator import proxies, tensor_copy, tensor_replace
 from workbench.simulator.emit_memory import _address, _site
 from workbench.simulator.emitter import Emitter
 from workbench.simulator.tensor_reduce import OPERATIONS
 
-NAMES = {**tensor_copy.NAMES, **tensor_replace.NAMES}
+NAMES = {**tensor_copy.NAMES, **tensor_replace.NAMES, **proxies.NAMES}
 _RANKS = {f"{n}d": n for n in range(1, 6)}
 _LEADER = 0xFE
 """Upper byte of the mask that makes a shared address of an odd CTA one of its even neighbour."""
@@ -19,6 +19,10 @@ _HANDED_ON = frozenset(("add", "sub", "mov", "and", "or", "cvt", "cvta", "shfl",
 def emit(e: Emitter, item: Instruction) -> bool:
     """Translate `item`; False if it does not belong here."""
     m = item.modifiers
+    if item.opcode == "fence" and m[:1] == ("proxy",) and len(m) > 1 and m[1].startswith("async"):
+        if m[2:] != ("global",):
+            e.code.do("proxy_fence(co, ck)")
+        return True
     if item.opcode == "tensormap":
         return _replace(e, item) if m[:1] == ("replace",) else _copy_map(e, item)
     if item.opcode != "cp" or "tensor" not in m:

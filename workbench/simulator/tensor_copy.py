@@ -24,6 +24,7 @@ from workbench.simulator.cluster import RANK_SHIFT
 from workbench.simulator.memory import BASE
 from workbench.simulator.pending import Operation, cohort_of, lanes_of
 from workbench.simulator.program import UnsupportedInstruction
+from workbench.simulator.proxies import RULE
 from workbench.simulator.tensor_box import SHARED_ALIGN, Box, Window, strided
 from workbench.simulator.tensor_reduce import reduced, reduction_known
 from workbench.simulator.tensormap import SIZE, TensorMapError, decode
@@ -392,7 +393,25 @@ def tensor_store(
     if chosen:
         which = np.array(chosen)
         good = [t for t in tiles if t is not None]
+        _check_fence(where, good, which, rows, offsets, co, ck)
         ck.asyncs.issue(TensorStore(where, lanes_of(co)[which], good, rows[which], offsets[which], reduction))
+
+
+def _check_fence(
+    where: Site, tiles: list[Tile], lanes: Array, rows: Array, offsets: Array, co: Cohort, ck: Chunk
+) -> None:
+    """Report stores whose source ordinary stores wrote with no proxy fence since."""
+    proxies = ck.space_shared.proxies
+    if proxies is None:
+        return
+    for tile, lane in zip(tiles, lanes.tolist(), strict=True):
+        if tile.window.shape:
+            row = int(rows[lane])
+            index, size = _index(tile, row, int(offsets[lane]), ck)
+            byte = proxies.unfenced(row, index * size >> 4)
+            if byte is not None:
+                mask = (np.arange(co.lanes) == lane).reshape(co.shape)
+                ck.report(RULE, where.instruction, proxies.text(byte), co, mask)
 
 
 def tensor_prefetch(where: Site, maps: Array, rank: int, co: Cohort, ck: Chunk) -> None:
