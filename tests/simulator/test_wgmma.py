@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.simulator.kernels import kernel, run
+from tests.simulator.legal import complaint
 from workbench.simulator import UnsupportedInstruction
 
 RNG = np.random.default_rng(23)
@@ -162,6 +163,7 @@ def descriptors(a, b):
 
 
 def execute(text, image, c, fa=None, ctas=1, threads=128, **options):
+    assert complaint(text, "sm_90a") == ""
     fa = np.zeros((ctas * threads, 4), np.uint32) if fa is None else fa
     return run(
         text,
@@ -366,8 +368,19 @@ def test_operand_is_read_as_late_as_the_wait():
     result = execute(program(chain(steps, between=between), 32), images, np.zeros((128, 32), np.uint32))
     want = a[0, 0].astype(np.float64) @ b[0].astype(np.float64).T
     got = accumulator(result["out"], 64, "f32")
+    assert "buffer-reuse" in result.rules
     assert not np.array_equal(got[0], want[0])
     np.testing.assert_array_equal(got[1:], want[1:])
+
+
+def test_no_proxy_fence_after_ordinary_stores_is_found():
+    _, _, images, steps = sliced(1)
+    text = program(chain(steps), 32)
+    c = np.zeros((128, 32), np.uint32)
+    assert execute(text, images, c).rules == []
+    assert execute(text.replace("fence.proxy.async.shared::cta;", ""), images, c).rules == [
+        "proxy-fence-missing"
+    ]
 
 
 def test_unwritten_and_outside_shared_memory_is_found():

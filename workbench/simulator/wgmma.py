@@ -3,7 +3,7 @@
 An operation is carried out when `wgmma.wait_group` observes it: only then is shared memory read and are the
 accumulators written. Until then they hold poison, and an instruction that touches them is a finding, as is
 one that touches them, or A in registers, with no `wgmma.fence` before the next operation. A in registers is
-taken at issue.
+taken at issue. Operands in shared memory that change in between are a finding, too.
 
 Each warp computes its 16 of the 64 rows, so that the four warps need not stand at one instruction. Products
 are exact in float64 and are rounded once an instruction together with the accumulator; what hardware may do
@@ -12,7 +12,8 @@ differently is said in `workbench.simulator.matrix`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,8 @@ class _Pending:
     b: Array
     scale: Array
     """Whether D is added."""
+    before: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
+    """Operands in shared memory at issue, by operand, CTA and descriptor."""
 
     def part(self, keep: Array) -> _Pending:
         """Return the operations of some warps."""
@@ -173,19 +176,11 @@ class Warpgroups:
                 self._live[accumulator] = np.zeros((self.warps, 16, form.n), matrix.dtype)
             self._live[accumulator][ids[fresh]] = matrix[fresh]
         words = operand_words(a, w, rows, 2) if isinstance(a, tuple) else a_warp(a)
-        self.pending.append(
-            _Pending(
-                item,
-                form,
-                accumulator,
-                left,
-                ids,
-                np.full(len(ids), -1, np.int64),
-                words,
-                a_warp(b),
-                a_warp(scale),
-            )
-        )
+        group = np.full(len(ids), -1, np.int64)
+        p = _Pending(item, form, accumulator, left, ids, group, words, a_warp(b), a_warp(scale))
+        if self.chunk.options.check_memory:
+            self._remember(p)
+        self.pending.append(p)
         count[ids] += 1
         if left >= 0:
             self._count(left)[ids] += 1
@@ -270,15 +265,14 @@ class Warpgroups:
     def _perform(self, p: _Pending) -> None:
         form = p.form
         depth = DEPTH[form.a]
-        rows_of = p.warps // self.chunk.launch.warps
         live = self._live[p.accumulator]
         if p.left < 0:
             quarter = p.warps % self.chunk.launch.warps % 4
-            tiles, which = self._tiles(p, p.a, rows_of, 64, depth, form.transpose_a, form.a)
+            tiles, which = self._tiles(p, "a")
             a = tiles.reshape(len(tiles), 4, 16, depth)[which, quarter]
         else:
             a = numbers(p.a, form.a)
-        tiles, which = self._tiles(p, p.b, rows_of, form.n, depth, form.transpose_b, form.b)
+        tiles, which = self._tiles(p, "b")
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(len(tiles) + 1))
         with np.errstate(all="ignore"):
@@ -298,29 +292,17 @@ class Warpgroups:
                     total = rounded(product + old, form.d)
                 live[warps] = total.view(live.dtype)
 
-    def _tiles(
-        self, p: _Pending, descriptors: Array, rows_of: Array, rows: int, depth: int, transposed: bool,
-        kind: str,
-    ) -> tuple[Array, Array]:  # fmt: skip
+    def _tiles(self, p: _Pending, which_operand: str) -> tuple[Array, Array]:
         """Read each distinct matrix once: float64 (distinct, rows, depth), and which of them a warp wants."""
-        keys = np.stack([rows_of.astype(np.uint64), descriptors], axis=1)
-        distinct, which = np.unique(keys, axis=0, return_inverse=True)
+        form, kind = p.form, p.form.a if which_operand == "a" else p.form.b
+        rows, transposed = (64, form.transpose_a) if which_operand == "a" else (form.n, form.transpose_b)
+        depth = DEPTH[kind]
+        distinct, which = self._distinct(p, which_operand)
         out = np.empty((len(distinct), rows, depth), np.float64)
-        element = BITS[kind] // 8
-        with_start = np.uint64(0x3FFF)
-        shapes = distinct[:, 1] & ~with_start
-        for shape in np.unique(shapes):
-            some = np.flatnonzero(shapes == shape)
-            bits = int(shape)
-            if bits >> 49 & 7:
-                self.chunk.unsupported(p.item, "a matrix descriptor with a base offset")
-            relative = offsets(
-                _WIDTH[bits >> 62], (bits >> 16 & 0x3FFF) << 4, (bits >> 32 & 0x3FFF) << 4, transposed, rows,
-                depth, element,
-            )  # fmt: skip
-            start = ((distinct[some, 1] & with_start).astype(np.int64) << 4)[:, None, None]
-            address = _swizzled(start + relative, _WIDTH[bits >> 62])
-            raw = self._read(p, address, distinct[some, 0].astype(np.int64))
+        for some, address in self._addresses(p, which_operand, distinct):
+            ctas = distinct[some, 0].astype(np.int64)
+            raw = self._read(p, address, ctas)
+            self._compare(p, which_operand, distinct[some], raw)
             if transposed:
                 pieces = np.ascontiguousarray(raw).view(np.uint16)
                 pieces = pieces.reshape(len(some), rows // 8, depth, 8).swapaxes(2, 3)
@@ -329,7 +311,53 @@ class Warpgroups:
                 words = np.ascontiguousarray(raw).view(np.uint32)
             with np.errstate(all="ignore"):
                 out[some] = numbers(words, kind)
-        return out, which.ravel()
+        return out, which
+
+    def _distinct(self, p: _Pending, which_operand: str) -> tuple[Array, Array]:
+        """Return the distinct pairs of CTA and descriptor, (distinct, 2), and which one a warp has."""
+        descriptors = p.a if which_operand == "a" else p.b
+        keys = np.stack([(p.warps // self.chunk.launch.warps).astype(np.uint64), descriptors], axis=1)
+        distinct, which = np.unique(keys, axis=0, return_inverse=True)
+        return distinct, which.ravel()
+
+    def _addresses(self, p: _Pending, which_operand: str, distinct: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield, for matrices of one layout, their numbers and the addresses of their pieces."""
+        form, kind = p.form, p.form.a if which_operand == "a" else p.form.b
+        rows, transposed = (64, form.transpose_a) if which_operand == "a" else (form.n, form.transpose_b)
+        starts = np.uint64(0x3FFF)
+        layouts = distinct[:, 1] & ~starts
+        for layout in np.unique(layouts):
+            some = np.flatnonzero(layouts == layout)
+            bits = int(layout)
+            if bits >> 49 & 7:
+                self.chunk.unsupported(p.item, "a matrix descriptor with a base offset")
+            width = _WIDTH[bits >> 62]
+            leading, stride = (bits >> 16 & 0x3FFF) << 4, (bits >> 32 & 0x3FFF) << 4
+            relative = offsets(width, leading, stride, transposed, rows, DEPTH[kind], BITS[kind] // 8)
+            start = ((distinct[some, 1] & starts).astype(np.int64) << 4)[:, None, None]
+            yield some, _swizzled(start + relative, width)
+
+    def _remember(self, p: _Pending) -> None:
+        """Keep what the operands are at issue: nothing may change them until the operation is over."""
+        space = self.chunk.space_shared
+        for which_operand in ("b",) if p.left >= 0 else ("a", "b"):
+            distinct, _ = self._distinct(p, which_operand)
+            for some, address in self._addresses(p, which_operand, distinct):
+                ctas = distinct[some, 0].astype(np.int64)
+                at = (address - SHARED_BASE + (ctas * space.stride)[:, None, None]) >> 4
+                raw = space.data[PIECE].take(at, mode="clip")
+                for k, (cta, descriptor) in enumerate(distinct[some]):
+                    p.before[which_operand, int(cta), int(descriptor)] = raw[k].tobytes()
+
+    def _compare(self, p: _Pending, which_operand: str, keys: Array, raw: Array) -> None:
+        for k, (cta, descriptor) in enumerate(keys):
+            before = p.before.get((which_operand, int(cta), int(descriptor)))
+            if before is not None and before != raw[k].tobytes():
+                text = (
+                    f"operand {which_operand.upper()} in shared memory changes between this wgmma and the "
+                    "wgmma.wait_group that covers it"
+                )
+                self.chunk.report("buffer-reuse", p.item, text, *self._user(p, int(cta)))
 
     def _read(self, p: _Pending, address: Array, rows_of: Array) -> Array:
         """Return pieces of 16 bytes of shared memory; report what is wrong with their addresses."""
@@ -348,17 +376,27 @@ class Warpgroups:
             bad = (written != np.uint64(0x0101010101010101)).any(axis=-1) & ~outside
             if bad.any():
                 self._fault("uninitialized-read", site, p, rows_of, bad, address)
+        if space.proxies is not None:
+            for k, row in enumerate(rows_of):
+                byte = space.proxies.unfenced(int(row), at[k])
+                if byte is not None:
+                    ck.report(
+                        "proxy-fence-missing", p.item, space.proxies.text(byte), *self._user(p, int(row))
+                    )
         raw: Array = space.data[PIECE].take(at, mode="clip")
         return raw
 
+    def _user(self, p: _Pending, row: int) -> tuple[Cohort, Array]:
+        """Return the first thread of a CTA that takes part, for a finding."""
+        warps = self.chunk.launch.warps
+        warp = int(p.warps[np.flatnonzero(p.warps // warps == row)[0]]) % warps
+        return Cohort(self.chunk, np.array([row]), np.array([warp * 32]), True, {}), np.ones((1, 1), bool)
+
     def _fault(self, rule: str, site: Site, p: _Pending, rows_of: Array, bad: Array, address: Array) -> None:
         """Report a bad piece of some matrix as the first thread of a warp that uses it."""
-        warps = self.chunk.launch.warps
         k = int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
-        warp = int(p.warps[np.flatnonzero(p.warps // warps == rows_of[k])[0]]) % warps
-        one = Cohort(self.chunk, rows_of[k : k + 1], np.array([warp * 32]), True, {})
         where = int(address[k].ravel()[np.argmax(bad[k])])
-        self.chunk.fault(rule, site, one, np.ones((1, 1), bool), np.array([[where]]))
+        self.chunk.fault(rule, site, *self._user(p, int(rows_of[k])), np.array([[where]]))
 
 
 @lru_cache(maxsize=256)
