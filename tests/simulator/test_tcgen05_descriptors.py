@@ -86,7 +86,7 @@ def test_instruction_fields():
     ("bits", "kind", "group"),
     [
         (idesc(128, 64, more=1 << 2), "f16", 1),
-        (idesc(128, 8), "f16", 1),
+        (idesc(128, 8), "f16", 2),
         (idesc(32, 64), "f16", 1),
         (idesc(256, 64), "f16", 1),
         (idesc(128, 64, a=2), "f16", 1),
