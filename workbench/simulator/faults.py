@@ -18,12 +18,13 @@ FIXES = {
     "time-limit": "look for a loop that does not end; or allow more time or instructions",
     "membermask": "name exactly the lanes that execute the instruction",
     "warp-divergence": "bring the named lanes together, or leave them out of the member mask",
-    "inactive-lane": "read only lanes that execute the same shuffle",
+    "inactive-lane": "shuffle among lanes that take part; run matrix instructions with whole warps",
     "multimem-order": "use multimem instructions on multicast addresses, ordinary ones on a rank's own",
     "proxy-fence-missing": "let the threads that wrote execute fence.proxy.async before the barrier",
     "tcgen05-order": "wait for the barrier of a later commit; after loads and stores, wait::ld and wait::st",
+    "wgmma-order": "wgmma.fence before the first wgmma that uses registers; touch them after wait_group",
     "tmem-lifetime": "allocate, use only those columns, free them before the CTA exits; one cta_group",
-    "buffer-reuse": "refill a stage only after the mbarrier of the commit that follows its last reader",
+    "buffer-reuse": "refill a stage only after the commit's mbarrier, or wait_group, of its last reader",
     "trap": "see why the kernel stopped itself",
 }
 
