@@ -344,8 +344,9 @@ st.shared.u32 [%r2], %r20;
         "@%p1 cp.async.bulk.wait_group 0;",
         "@%p1 cp.async.bulk.wait_group.read 0;\nbar.sync 0;\n" + later + "@%p1 cp.async.bulk.wait_group 0;",
     )
-    assert Run(bad, plain, (0, 0), X, out).x.view(np.uint32)[0] == 9
-    assert Run(good, plain, (0, 0), X, out).x.view(np.uint32)[0] == 7
+    late, sound = Run(bad, plain, (0, 0), X, out), Run(good, plain, (0, 0), X, out)
+    assert late.x.view(np.uint32)[0] == 9 and late.rules == ["buffer-reuse"]
+    assert sound.x.view(np.uint32)[0] == 7 and sound.rules == []
 
 
 def test_store_of_unwritten_shared_memory() -> None:

@@ -1,4 +1,4 @@
-"""st.async, red.async, cp.async.bulk, cp.reduce.async.bulk and cp.async.mbarrier.arrive (PTX ISA 9.7.9, 9.7.14).
+"""st.async, red.async, cp.async.bulk, cp.reduce.async.bulk and cp.async.mbarrier.arrive (PTX ISA 9.7.9).
 
 A copy to shared memory leaves its destination unwritten from its issue until it completes, so that whoever
 reads without waiting reads what was never written. The source of a copy from shared memory is read at the
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench.isa.ptx.model import Instruction
 from workbench.simulator import atomics
 from workbench.simulator.access import Site
 from workbench.simulator.memory import BASE
 from workbench.simulator.pending import Operation, cohort_of, lanes_of
+from workbench.simulator.proxies import RULE as PROXY_RULE
 from workbench.simulator.traffic import SECTOR
 
 if TYPE_CHECKING:
@@ -84,12 +86,14 @@ class BulkCopy(Operation):
     """
 
     def __init__(
-        self, item: Any, lanes: Array, slots: Array | None, source: Array, target: Array, sizes: Array,
-        from_shared: bool, to_shared: bool, reduction: tuple[str, str] | None, octets: Array | None, ck: Chunk,
+        self, item: Instruction, lanes: Array, slots: Array | None, source: Array, target: Array,
+        sizes: Array, from_shared: bool, to_shared: bool, reduction: tuple[str, str] | None, octets: Array | None,
+        ck: Chunk,
     ) -> None:  # fmt: skip
         super().__init__(item, lanes, slots, sizes if slots is not None else None)
         self.source, self.target, self.sizes = source, target, sizes
-        self.from_shared, self.to_shared, self.reduction, self.octets = from_shared, to_shared, reduction, octets
+        self.from_shared, self.to_shared = from_shared, to_shared
+        self.reduction, self.octets = reduction, octets
         self._data: dict[int, Array] = {}
         self._early: dict[int, Array] = {}
         if from_shared and ck.options.check_memory:
@@ -112,7 +116,7 @@ class BulkCopy(Operation):
                     bad.append(k)
             self._data[k] = piece
         if bad:
-            text = "the source of a bulk copy was overwritten before wait_group or an mbarrier said it was read"
+            text = "the source of a bulk copy was overwritten before a wait said that it was read"
             ck.report("buffer-reuse", self.item, text, cohort_of(ck, self.lanes[bad]), np.ones((1, 1), bool))
 
     def apply(self, ck: Chunk, chosen: Array) -> None:
@@ -146,7 +150,7 @@ class BulkCopy(Operation):
 class CopiesDone(Operation):
     """cp.async.mbarrier.arrive: arrives when the cp.async of its thread issued before are complete."""
 
-    def __init__(self, item: Any, lanes: Array, slots: Array, serial: int) -> None:
+    def __init__(self, item: Instruction, lanes: Array, slots: Array, serial: int) -> None:
         super().__init__(item, lanes, slots, arrivals=1)
         self.serial = serial
 
@@ -162,7 +166,9 @@ def _flat(value: Array, co: Cohort) -> Array:
     return np.broadcast_to(value, co.shape).ravel()
 
 
-def _shared_spans(site: Site, address: Array, sizes: Array, co: Cohort, ck: Chunk) -> tuple[Array, Array, Array]:
+def _shared_spans(
+    site: Site, address: Array, sizes: Array, co: Cohort, ck: Chunk
+) -> tuple[Array, Array, Array]:
     """Return rows, offsets and which spans of shared memory are good; all (lanes,)."""
     rows, offset, bad = ck.cluster.locate(site, address, co)
     rows, offset = _flat(rows, co), _flat(offset, co)
@@ -238,9 +244,10 @@ def _sizes(site: Site, size: Array, co: Cohort, ck: Chunk) -> Array:
 
 
 def _written(site: Site, start: Array, sizes: Array, good: Array, co: Cohort, ck: Chunk) -> None:
-    """Report sources in shared memory that are not written."""
+    """Report sources in shared memory that are not written, or by stores that no proxy fence followed."""
     if not ck.options.check_memory:
         return
+    _fenced(site, start, sizes, good, co, ck)
     shadow = ck.space_shared.shadow[1]
     bad = np.zeros(co.lanes, bool)
     for k in np.flatnonzero(good).tolist():
@@ -249,6 +256,27 @@ def _written(site: Site, start: Array, sizes: Array, good: Array, co: Cohort, ck
     if bad.any():
         text = "a bulk copy reads bytes of shared memory that were never written"
         ck.report("uninitialized-read", site.instruction, text, co, bad.reshape(co.shape))
+    proxies = ck.space_shared.proxies
+    if proxies is not None:
+        for k in np.flatnonzero(good).tolist():
+            pieces = np.arange(int(start[k]) >> 4, int(start[k]) + int(sizes[k]) + 15 >> 4)
+            byte = proxies.unfenced(int(start[k]) // ck.space_shared.stride, pieces)
+            if byte is not None:
+                who = (np.arange(co.lanes) == k).reshape(co.shape)
+                ck.report("proxy-fence-missing", site.instruction, proxies.text(byte), co, who)
+
+
+def _fenced(site: Site, start: Array, sizes: Array, good: Array, co: Cohort, ck: Chunk) -> None:
+    proxies = ck.space_shared.proxies
+    if proxies is None:
+        return
+    for k in np.flatnonzero(good).tolist():
+        at = int(start[k])
+        row = at // ck.space_shared.stride
+        byte = proxies.unfenced(row, np.arange(at >> 4, (at + int(sizes[k])) >> 4))
+        if byte is not None:
+            who = np.arange(co.lanes).reshape(co.shape) == k
+            ck.report(PROXY_RULE, site.instruction, proxies.text(byte), co, who)
 
 
 def _same_cta(site: Site, rows: Array, slots: Array, good: Array, co: Cohort, ck: Chunk) -> Array:
@@ -258,7 +286,8 @@ def _same_cta(site: Site, rows: Array, slots: Array, good: Array, co: Cohort, ck
     if apart.any():
         text = "data go to one CTA and their mbarrier is in another"
         ck.report("mbarrier-phase", site.instruction, text, co, apart.reshape(co.shape))
-    return good & ~apart
+    result: Array = good & ~apart
+    return result
 
 
 def bulk_load(
@@ -346,8 +375,8 @@ def bulk_store(
     marks = None if octets is None else _flat(octets.astype(np.int64), co)[chosen]
     ck.asyncs.issue(
         BulkCopy(
-            to.instruction, lanes_of(co)[chosen], None, start[chosen], end[chosen], sizes[chosen], True, False,
-            reduction, marks, ck,
+            to.instruction, lanes_of(co)[chosen], None, start[chosen], end[chosen], sizes[chosen], True,
+            False, reduction, marks, ck,
         )
     )  # fmt: skip
 
@@ -374,9 +403,10 @@ def remote_store(
             ck.space_shared.shadow[1][index] = 0
     ck.asyncs.issue(
         RemoteStore(
-            to, lanes_of(co)[chosen], slots[chosen], target_at, [_flat(v, co)[chosen] for v in values], op, kind
+            to, lanes_of(co)[chosen], slots[chosen], target_at, [_flat(v, co)[chosen] for v in values], op,
+            kind,
         )
-    )
+    )  # fmt: skip
 
 
 def copies_arrive(site: Site, address: Array, increment: bool, co: Cohort, ck: Chunk) -> None:

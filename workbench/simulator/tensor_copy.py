@@ -252,12 +252,25 @@ class TensorStore(Operation):
     """Boxes from shared to global memory, with or without a reduction; a member of a bulk group."""
 
     def __init__(
-        self, site: Site, lanes: Array, tiles: list[Tile], rows: Array, offsets: Array, reduction: str
+        self,
+        site: Site,
+        lanes: Array,
+        tiles: list[Tile],
+        rows: Array,
+        offsets: Array,
+        reduction: str,
+        ck: Chunk,
     ) -> None:
         super().__init__(site.instruction, lanes)
         self.site, self.tiles, self.rows, self.offsets = site, tiles, rows, offsets
         self.reduction = reduction
         self._blocks: dict[int, Array] = {}
+        self._issued: list[Array] = []
+        """What the sources held when the copy was issued."""
+        if ck.options.check_memory:
+            for tile, row, offset in zip(tiles, rows.tolist(), offsets.tolist(), strict=True):
+                index, size = _index(tile, row, offset, ck)
+                self._issued.append(ck.space_shared.data[size].take(index).view(np.uint8))
 
     def read(self, ck: Chunk, chosen: Array) -> None:
         """Take the boxes from shared memory."""
@@ -271,6 +284,14 @@ class TensorStore(Operation):
                 continue
             flags = np.ascontiguousarray(space.shadow[size].take(index)).view(np.uint8)
             inside = flags.reshape(tile.box.shape)[tile.window.inside]
+            changed = (self._issued[k].reshape(tile.box.shape) != self._blocks[k])[tile.window.inside]
+            if changed.any():
+                one = cohort_of(ck, self.lanes[k : k + 1])
+                text = (
+                    "the source of a tensor copy changes in shared memory before the copy has read it: no "
+                    "cp.async.bulk.wait_group.read, or no barrier after it, before the tile is written again"
+                )
+                ck.report("buffer-reuse", self.item, text, one, np.ones((1, 1), bool))
             if not inside.all():
                 byte = int(np.flatnonzero(flags == 0)[0])
                 at = (int(index[byte // size]) * size + byte % size) - row * space.stride + SHARED_BASE
@@ -394,7 +415,9 @@ def tensor_store(
         which = np.array(chosen)
         good = [t for t in tiles if t is not None]
         _check_fence(where, good, which, rows, offsets, co, ck)
-        ck.asyncs.issue(TensorStore(where, lanes_of(co)[which], good, rows[which], offsets[which], reduction))
+        ck.asyncs.issue(
+            TensorStore(where, lanes_of(co)[which], good, rows[which], offsets[which], reduction, ck)
+        )
 
 
 def _check_fence(
