@@ -91,7 +91,8 @@ def test_load(space: str, seed: int) -> None:
 
 
 def test_expect_tx_mismatch_is_a_deadlock_that_names_the_counts() -> None:
-    body = LOAD.replace("SPACE", "shared::cta").replace("WAIT", wait("W", "0")).replace("[%r2], 256;", "[%r2], 272;")
+    body = LOAD.replace("SPACE", "shared::cta").replace("WAIT", wait("W", "0"))
+    body = body.replace("[%r2], 256;", "[%r2], 272;")
     result = go(body, {"out": (32, np.uint32), "x": X})
     assert result.rules == ["deadlock"]
     message = result.outcome.findings[0].message
@@ -242,7 +243,8 @@ def test_multicast(mask: int, seed: int) -> None:
     barrier.cluster.wait.aligned;
     setp.ne.or.u32 %p6, %r30, 0, %p1;
     mov.b16 %h1, {mask};
-    @!%p6 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r4], [%x], 128, [%r2], %h1;
+    @!%p6 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+      [%r4], [%x], 128, [%r2], %h1;
     mov.u32 %r6, 9;
     @!%p5 bra SKIP;
     """ + wait("W", "0") + """
@@ -267,7 +269,8 @@ def test_multicast_outside_the_cluster() -> None:
     barrier.cluster.arrive.aligned;
     barrier.cluster.wait.aligned;
     mov.b16 %h1, 7;
-    @!%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r4], [%x], 128, [%r2], %h1;
+    @!%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+      [%r4], [%x], 128, [%r2], %h1;
     """  # fmt: skip
     assert go(body, {"out": (1, np.uint32), "x": X}, grid=2, cluster=2).rules == ["out-of-bounds"]
 
@@ -358,7 +361,8 @@ def test_reduction_into_a_peer() -> None:
     xor.b32 %r7, %r30, 1;
     mapa.shared::cluster.u32 %r8, %r4, %r7;
     mapa.shared::cluster.u32 %r9, %r2, %r7;
-    @!%p1 cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r8+128], [%r4], 128, [%r9];
+    @!%p1 cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32
+      [%r8+128], [%r4], 128, [%r9];
     """ + wait("W", "0") + """
     ld.shared.u32 %r6, [%r5+128];
     mad.lo.u32 %r10, %r50, 32, %r1;
@@ -373,9 +377,8 @@ def test_reduction_into_a_peer() -> None:
 
 
 def test_byte_mask() -> None:
-    body = STORE.replace(".bulk_group [%d2], [%r4], 128;", ".bulk_group.cp_mask [%d2], [%r4], 128, %h1;").replace(
-        "WAIT", "cp.async.bulk.wait_group 0;"
-    )
+    body = STORE.replace("WAIT", "cp.async.bulk.wait_group 0;")
+    body = body.replace(".bulk_group [%d2], [%r4], 128;", ".bulk_group.cp_mask [%d2], [%r4], 128, %h1;")
     body = "mov.b16 %h1, 0xf00f;\n" + body
     result = clean(go(body, {"out": np.full(32, 9, np.uint32)}))
     want = np.arange(32)
@@ -407,7 +410,9 @@ def test_a_store_of_bytes_that_no_one_wrote_and_to_an_input() -> None:
 
 def test_hints_fences_and_register_counts_are_accepted() -> None:
     body = LOAD.replace("SPACE", "shared::cluster").replace("WAIT", wait("W", "0"))
-    body = body.replace("bytes [%r4+16], [%d2], 256, [%r2];", "bytes.L2::cache_hint [%r4+16], [%d2], 256, [%r2], %d9;")
+    plain = "bytes [%r4+16], [%d2], 256, [%r2];"
+    assert plain in body
+    body = body.replace(plain, "bytes.L2::cache_hint [%r4+16], [%d2], 256, [%r2], %d9;")
     body = "createpolicy.fractional.L2::evict_first.b64 %d9, 1.0;\n" + body + """
     fence.proxy.alias;
     fence.proxy.async.global;
@@ -416,3 +421,8 @@ def test_hints_fences_and_register_counts_are_accepted() -> None:
     """  # fmt: skip
     result = clean(go(body, {"out": (32, np.uint32), "x": X}))
     np.testing.assert_array_equal(result["out"], X[:32] + X[32:64])
+
+
+def test_a_store_after_ordinary_stores_needs_a_proxy_fence() -> None:
+    body = STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("fence.proxy.async.shared::cta;", "")
+    assert go(body, {"out": (32, np.uint32)}).rules == ["proxy-fence-missing"]

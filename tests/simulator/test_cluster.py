@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulator.kernels import Result, kernel, run
 from tests.simulator.legal import complaint
+from workbench.errors import WorkbenchError
 
 VARIABLES = ".shared .align 8 .b64 bar[8];\n.shared .align 16 .b8 s[4096];"
 SYNC = """
@@ -145,10 +146,8 @@ def test_without_the_first_barrier_data_may_be_missing() -> None:
 
 
 def test_exit_while_a_peer_may_read() -> None:
-    result = go(
-        REDUCE.replace("BARRIER", SYNC).replace("LAST", ""), {"out": (64, np.uint32)}, 2, 2
-    )
-    assert result.rules == []  # all exit together: nothing shows in lockstep without another schedule
+    result = go(REDUCE.replace("BARRIER", SYNC).replace("LAST", ""), {"out": (64, np.uint32)}, 2, 2)
+    assert result.rules == ["cluster-barrier"]
     result = go(
         REDUCE.replace("BARRIER", SYNC).replace("LAST", "setp.eq.u32 %p5, %r30, 1;\n@%p5 exit;"),
         {"out": (64, np.uint32)}, 2, 2,
@@ -317,12 +316,10 @@ def test_st_async_of_vectors() -> None:
         ("min", "u32", 5),
         ("and", "b32", 5),
         ("or", "b32", 7),
-        ("inc", "u32", (7 + 32) % 6 if False else None),
+        ("inc", "u32", 31 % 6),  # from 7, above the bound 5, to 0, then 31 steps
     ],
 )
-def test_red_async(op: str, kind: str, want: int | None) -> None:
-    if want is None:  # inc wraps at 5: from 7 to 0, then 31 more steps modulo 6
-        want = 31 % 6
+def test_red_async(op: str, kind: str, want: int) -> None:
     body = """
     mov.u32 %r20, 7;
     @!%p1 st.shared.u32 [%r4], %r20;
@@ -368,3 +365,8 @@ def test_an_arrival_releases_a_warp_that_waits_already() -> None:
     """
     result = clean(go(body, {"out": np.zeros(128, np.uint32)}, grid=2, cluster=2, block=64))
     assert (result["out"] == 7).all()
+
+
+def test_a_grid_that_is_no_multiple_of_the_cluster() -> None:
+    with pytest.raises(WorkbenchError, match="cannot be divided into clusters"):
+        go(SYNC, {"out": (64, np.uint32)}, 3, 2)

@@ -18,7 +18,6 @@ from workbench.simulator import atomics
 from workbench.simulator.access import Site
 from workbench.simulator.memory import BASE
 from workbench.simulator.pending import Operation, cohort_of, lanes_of
-from workbench.simulator.proxies import RULE as PROXY_RULE
 from workbench.simulator.traffic import SECTOR
 
 if TYPE_CHECKING:
@@ -87,7 +86,8 @@ class BulkCopy(Operation):
 
     def __init__(
         self, item: Instruction, lanes: Array, slots: Array | None, source: Array, target: Array,
-        sizes: Array, from_shared: bool, to_shared: bool, reduction: tuple[str, str] | None, octets: Array | None,
+        sizes: Array, from_shared: bool, to_shared: bool,
+        reduction: tuple[str, str] | None, octets: Array | None,
         ck: Chunk,
     ) -> None:  # fmt: skip
         super().__init__(item, lanes, slots, sizes if slots is not None else None)
@@ -247,7 +247,6 @@ def _written(site: Site, start: Array, sizes: Array, good: Array, co: Cohort, ck
     """Report sources in shared memory that are not written, or by stores that no proxy fence followed."""
     if not ck.options.check_memory:
         return
-    _fenced(site, start, sizes, good, co, ck)
     shadow = ck.space_shared.shadow[1]
     bad = np.zeros(co.lanes, bool)
     for k in np.flatnonzero(good).tolist():
@@ -264,19 +263,6 @@ def _written(site: Site, start: Array, sizes: Array, good: Array, co: Cohort, ck
             if byte is not None:
                 who = (np.arange(co.lanes) == k).reshape(co.shape)
                 ck.report("proxy-fence-missing", site.instruction, proxies.text(byte), co, who)
-
-
-def _fenced(site: Site, start: Array, sizes: Array, good: Array, co: Cohort, ck: Chunk) -> None:
-    proxies = ck.space_shared.proxies
-    if proxies is None:
-        return
-    for k in np.flatnonzero(good).tolist():
-        at = int(start[k])
-        row = at // ck.space_shared.stride
-        byte = proxies.unfenced(row, np.arange(at >> 4, (at + int(sizes[k])) >> 4))
-        if byte is not None:
-            who = np.arange(co.lanes).reshape(co.shape) == k
-            ck.report(PROXY_RULE, site.instruction, proxies.text(byte), co, who)
 
 
 def _same_cta(site: Site, rows: Array, slots: Array, good: Array, co: Cohort, ck: Chunk) -> Array:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench.errors import WorkbenchError
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import SHARED_BASE, SHARED_WINDOW, BankedSpace, Site
 from workbench.simulator.program import Block
@@ -129,7 +130,8 @@ class Clusters:
         if not away.any():
             return
         if self.chunk.exited:
-            gone = away & ~self.chunk.alive.any(axis=1)[rows]
+            present: Array = np.logical_or.reduce(self.chunk.alive, axis=1)
+            gone = away & ~present[rows]
             if gone.any():
                 self.chunk.report(RULE, item, "accesses shared memory of a CTA that has exited", co, gone)
         which = np.unique(rows[away])
@@ -221,18 +223,24 @@ class Clusters:
             if ahead.any():
                 self.arrived -= np.bincount(rows[ahead] // self.size, minlength=self.count)
         if self._toucher:
-            self._leave(co)
+            ctas = np.unique(co.ctas)
+            self._leave(ctas[~self.chunk.alive[ctas].any(axis=1)])
         return self.release() if self.waiting else []
 
-    def _leave(self, co: Cohort) -> None:
+    def end(self) -> None:
+        """All threads of the chunk exit together."""
+        if self._toucher:
+            self._leave(np.arange(len(self._touched)))
+
+    def _leave(self, rows: Array) -> None:
         if self.chunk.launch.program.spins:  # some flag may order the accesses
             return
-        for row in np.unique(co.ctas):
-            if self._touched[row] and (row in self._toucher) and not self.chunk.alive[row].any():
+        for row in rows:
+            if self._touched[row] and row in self._toucher:
                 item, who = self._toucher.pop(int(row))
                 text = (
-                    "accesses shared memory of another CTA of the cluster, which exits with no cluster barrier "
-                    "or other synchronisation after the access"
+                    "accesses shared memory of another CTA of the cluster, which exits with no cluster "
+                    "barrier or other synchronisation after the access"
                 )
                 self.chunk.report(RULE, item, text, who, np.ones((1, 1), bool))
 
@@ -253,10 +261,11 @@ class Clusters:
 def map_address(address: Array, rank: Array) -> Array:
     """Mapa: the address of the same variable in the CTA of rank `rank`; uint32 or uint64 as `address`."""
     kind = address.dtype.type
-    low = (address & kind(OFFSET_MASK)) | ((rank.astype(address.dtype) + kind(1)) << kind(RANK_SHIFT))
+    low: Array = (address & kind(OFFSET_MASK)) | ((rank.astype(address.dtype) + kind(1)) << kind(RANK_SHIFT))
     if address.dtype.itemsize == 4:
         return low
-    return low | (address & kind(~0xFFFFFFFF & 0xFFFFFFFFFFFFFFFF))
+    wide: Array = low | (address & kind(~0xFFFFFFFF & 0xFFFFFFFFFFFFFFFF))
+    return wide
 
 
 def rank_of(address: Array, co: Cohort) -> Array:
@@ -267,7 +276,13 @@ def rank_of(address: Array, co: Cohort) -> Array:
 
 
 def order_of_ctas(grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
-    """Return all CTA numbers, cluster after cluster, by rank within each."""
+    """Return all CTA numbers, cluster after cluster, by rank within each.
+
+    Raises:
+        WorkbenchError: if the grid is no multiple of the cluster.
+    """
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise WorkbenchError(f"a grid of {grid} CTAs cannot be divided into clusters of {cluster}")
     index = np.arange(grid[0] * grid[1] * grid[2])
     if cluster[1] == cluster[2] == 1:
         return index

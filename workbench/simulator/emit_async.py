@@ -25,7 +25,9 @@ NAMES: dict[str, Any] = {
     "rank_of": cluster.rank_of,
     **bulk.NAMES,
 }
-_SCOPES = frozenset(("cta", "cluster", "relaxed", "release", "acquire", "shared", "shared::cta", "shared::cluster"))
+_SCOPES = frozenset(
+    ("cta", "cluster", "relaxed", "release", "acquire", "shared", "shared::cta", "shared::cluster")
+)
 
 
 def emit(e: Emitter, item: Instruction) -> bool:
@@ -185,8 +187,12 @@ def _remote_store(e: Emitter, item: Instruction) -> bool:
 
 
 _REDUCTIONS = frozenset(("and", "or", "xor", "add", "inc", "dec", "min", "max"))
-_BULK = frozenset(("reduce", "async", "bulk", "global", "shared::cta", "shared::cluster", _COMPLETION, "bulk_group",
-                   "multicast::cluster", "L2::cache_hint", "cp_mask", "noftz"))  # fmt: skip
+_BULK = frozenset(
+    (
+        "reduce", "async", "bulk", "global", "shared::cta", "shared::cluster", _COMPLETION, "bulk_group",
+        "multicast::cluster", "L2::cache_hint", "cp_mask", "noftz",
+    )
+)  # fmt: skip
 
 
 def _copy(e: Emitter, item: Instruction) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
-from workbench.simulator.access import SHARED_BASE, Site
+from workbench.simulator.access import Site
 from workbench.simulator.pending import Operation, cohort_of, lanes_of
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ class Mbarriers:
         """Say which barrier a slot is, and its state."""
         column, row = divmod(slot, self.banks)
         return (
-            f"the mbarrier at byte {self.offsets[column]} of shared memory of CTA {int(self.chunk.ctas[row])} "
-            f"(phase {int(self.phase[slot])}: {int(self.pending[slot])} of {int(self.expected[slot])} arrivals "
-            f"pending, tx-count {int(self.tx[slot])})"
+            f"the mbarrier at byte {self.offsets[column]} of shared memory of CTA "
+            f"{int(self.chunk.ctas[row])} (phase {int(self.phase[slot])}: {int(self.pending[slot])} of "
+            f"{int(self.expected[slot])} arrivals pending, tx-count {int(self.tx[slot])})"
         )
 
     # -- changes ---------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Mbarriers:
 
     def _order(self, slots: Array) -> None:
         races = self.chunk.space_shared.races
-        if races is not None:
+        if races is not None and len(slots):
             rows = np.zeros(self.banks, bool)
             rows[slots % self.banks] = True
             races.pass_barrier(rows)
@@ -212,8 +212,9 @@ class Mbarriers:
         done = done | ~known
         if not done.all():
             self._note(site, slots, phase, done, co)
-        elif self.chunk.space_shared.races is not None:
-            self._order(slots[known])
+        if self.chunk.space_shared.races is not None:
+            passed = known & done
+            self._order(np.broadcast_to(slots, passed.shape)[passed])
         return done
 
     def stumble(self, done: Array) -> Array:
@@ -283,7 +284,8 @@ def inval(site: Site, address: Array, co: Cohort, ck: Chunk) -> None:
 
 
 def arrive(
-    site: Site, address: Array, count: Array, tx: Array | None, drop: bool, incomplete: bool, co: Cohort, ck: Chunk
+    site: Site, address: Array, count: Array, tx: Array | None, drop: bool, incomplete: bool, co: Cohort,
+    ck: Chunk,
 ) -> Array:  # fmt: skip
     """mbarrier.arrive and arrive_drop, with `.expect_tx` if `tx`; return the tokens (uint64)."""
     m = ck.mbarriers
@@ -346,8 +348,3 @@ def test(
 def pending_count(state: Array) -> Array:
     """mbarrier.pending_count: the pending arrivals that a token holds."""
     return (state & np.uint64(LIMIT)).astype(np.uint32)
-
-
-def shared_offset(address: int) -> int:
-    """Return the offset in shared memory of a shared::cta address."""
-    return address - SHARED_BASE

@@ -267,6 +267,7 @@ class Chunk:
     def _exit(self, co: Cohort) -> None:
         self.progress += 1
         if co.lanes == self.alive.size:
+            self.cluster.end()
             return
         self.exited = True
         if co.rectangular:
