@@ -1,4 +1,4 @@
-"""A warp-specialised GEMM of CuTe DSL for sm_90a: TMA, a ring of mbarriers and wgmma; faults planted in it."""
+"""A warp-specialised GEMM of CuTe DSL for sm_90a (TMA, a ring of mbarriers, wgmma), and faults in it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ RIGHT = {
 AXES = {"M": 256, "N": 128, "K": 512}
 
 
-def test_gemm(server):  # noqa: F811
+def test_gemm(server):
     artifact = compiled(server, GEMM.format(**RIGHT), AXES, DType.BF16, "sm_90a")
     assert "cp.async.bulk.tensor" in artifact.ptx and "wgmma.mma_async" in artifact.ptx
     outcome, c, want = executed(artifact, AXES, ml_dtypes.bfloat16)
@@ -121,7 +121,7 @@ def test_gemm(server):  # noqa: F811
         ("left", "1", "buffer-reuse"),
     ],
 )
-def test_faults_are_found(server, part, fault, rule):  # noqa: F811
+def test_faults_are_found(server, part, fault, rule):
     """A wrong phase, wrong bytes, a stage refilled too early, a stage handed back while it is read."""
     source = GEMM.format(**{**RIGHT, part: fault})
     outcome, _, _ = executed(compiled(server, source, AXES, DType.BF16, "sm_90a"), AXES, ml_dtypes.bfloat16)
