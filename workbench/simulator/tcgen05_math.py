@@ -23,19 +23,21 @@ STORAGE = {
     "f16": 2, "bf16": 2, "tf32": 4, "u8": 1, "s8": 1, "e4m3": 1, "e5m2": 1, "e2m3": 1, "e3m2": 1, "e2m1": 1,
 }  # fmt: skip
 """Bytes an element takes in shared memory outside kind::mxf4 and mxf4nvf4."""
-_PACKED = {"e2m3": 6, "e3m2": 6, "e2m1": 4}
-"""Bits of elements that lie packed at the low end of their group of 16, which takes 16 bytes."""
-
-
-def element_bytes(kind: str, name: str) -> float:
-    """Return the bytes an element of type `name` takes in shared memory."""
-    return 0.5 if kind in ("mxf4", "mxf4nvf4") else STORAGE[name]
+_PACKED = {"e2m3": 6, "e3m2": 6}
+"""Bits of elements that lie packed at the low end of their group of 16 in 16 bytes, as e2m1 does too."""
 
 
 @cache
 def _table(name: str) -> Array:
     table = decode_table(FORMATS[name]).astype(np.float64)
     return np.resize(table, 256)
+
+
+@cache
+def _pairs() -> Array:
+    """Values of the two e2m1 codes in a byte, the low one first; (256, 2)."""
+    octets = np.arange(256)
+    return np.stack((_table("e2m1")[octets & 15], _table("e2m1")[octets >> 4]), axis=-1)
 
 
 def decode(raw: Array, kind: str, name: str) -> Array:
@@ -53,8 +55,9 @@ def decode(raw: Array, kind: str, name: str) -> Array:
     if name == "s8":
         return raw.view(np.int8).astype(np.float64)
     if kind in ("mxf4", "mxf4nvf4"):
-        codes = np.stack((raw & 15, raw >> 4), axis=-1).reshape(rows, -1)
-        return _table(name).take(codes)
+        return _pairs().take(raw, axis=0).reshape(rows, -1)
+    if name == "e2m1":
+        return _pairs().take(raw.reshape(rows, -1, 16)[:, :, :8], axis=0).reshape(rows, -1)
     if name in _PACKED:
         bits = _PACKED[name]
         groups = np.unpackbits(raw.reshape(rows, -1, 16)[:, :, : 2 * bits], axis=-1, bitorder="little")
