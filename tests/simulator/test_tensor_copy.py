@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.simulator.legal import complaint
 from tests.simulator.tensor_kernels import SHARED, Run, load, store, walk
 from workbench.simulator import UnsupportedInstruction
 from workbench.simulator.swizzle import (
@@ -423,3 +424,13 @@ def test_a_fence_before_the_last_store_is_too_early() -> None:
     )
     elsewhere = late.replace("[%r2+16]", "[%r2+4096]")
     assert "proxy-fence-missing" not in Run(elsewhere, plain, (0, 0), X, np.zeros(SHARED, np.uint8)).rules
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("arch", ["sm_103a", "sm_90a"])
+def test_the_kernels_of_these_tests_assemble(rank: int, arch: str) -> None:
+    assert complaint(load(rank, 512, arch=arch), arch) == ""
+    assert complaint(load(rank, 512, where="%d4", arch=arch), arch) == ""
+    assert complaint(store(rank, arch=arch), arch) == ""
+    for op in ("add", "min", "max", "inc", "dec", "and", "or", "xor"):
+        assert complaint(store(rank, reduce=op, arch=arch), arch) == ""

@@ -151,3 +151,82 @@ def test_a_missing_wait_is_found(server: CompileServer) -> None:
     x = np.ones(shape, np.float32).astype(NUMPY[dtype])
     outcome, _, _ = run(candidate(server, "sm_103a", dtype, shape, tile, swizzle, wait="pass"), x)
     assert "uninitialized-read" in {f.rule for f in outcome.findings}
+
+
+FILL = """
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+TILE = (32, 64)
+
+
+class Fill:
+    @cute.kernel
+    def kernel(self, save: cute.CopyAtom, gy: cute.Tensor, layout: cute.ComposedLayout, x: cute.Tensor):
+        tid, _, _ = cute.arch.thread_idx()
+        bx, by, _ = cute.arch.block_idx()
+        smem = cutlass.memory.SmemAllocator()
+        s = smem.allocate_tensor(x.element_type, layout.outer, 1024, swizzle=layout.inner)
+        tx = cute.group_modes(cute.local_tile(x, TILE, (by, bx)), 0, 2)
+        ty = cute.local_tile(gy, TILE, (by, bx))
+        flat = cute.group_modes(s, 0, 2)
+        for i in range(tid, cute.size(TILE), 32):
+            flat[i] = tx[i]
+        {fence}
+        cute.arch.sync_threads()
+        ds, dg = cpasync.tma_partition(save, 0, cute.make_layout(1), flat, cute.group_modes(ty, 0, 2))
+        if tid == 0:
+            cute.copy(save, ds, dg)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, stream):
+        layout = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, cute.make_layout(TILE, stride=(64, 1)))
+        save, gy = cpasync.make_tiled_tma_atom({atom}, y, layout, TILE)
+        self.kernel(save, gy, layout, x).launch(grid=[2, 3, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    return Fill()
+"""
+
+
+def fill(server: CompileServer, fence: str, atom: str = "cpasync.CopyBulkTensorTileS2GOp()") -> Artifact:
+    buffers = tuple(
+        BoundBuffer(name=n, shape=(80, 128), dtype=DType.BF16, role=r)
+        for n, r in (("x", Role.ACTIVATION), ("y", Role.OUTPUT))
+    )
+    source = FILL.format(fence=fence, atom=atom)
+    return compile_candidate(
+        CompileRequest(
+            op="tma", workload="test", axes={"N": 1}, template="test", knobs={}, arch="sm_103a", source=source,
+            constants={}, buffers=buffers,
+        ),
+        server=server,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fence", ["cute.arch.fence_view_async_shared()", "pass"])
+def test_a_tile_is_stored_after_a_proxy_fence(server: CompileServer, fence: str) -> None:
+    """80 rows in tiles of 32: the last tile is half outside, and what is outside is not written."""
+    x = np.random.default_rng(2).integers(0, 200, (80, 128)).astype(np.float32).astype(ml_dtypes.bfloat16)
+    memory = Memory(1 << 24)
+    memory.allocate("x", 96 * 256, initialized=True)[: x.nbytes] = x.view(np.uint8).ravel()
+    memory.allocate("y", x.nbytes)
+    outcome = simulate(fill(server, fence), memory)
+    assert (memory.view("y").view(np.uint16) == x.view(np.uint16).ravel()).all()
+    assert [f.rule for f in outcome.findings] == ([] if fence != "pass" else ["proxy-fence-missing"])
+
+
+def test_a_tile_is_added(server: CompileServer) -> None:
+    x = np.random.default_rng(2).integers(0, 20, (80, 128)).astype(np.float32).astype(ml_dtypes.bfloat16)
+    y = np.random.default_rng(3).integers(0, 20, (80, 128)).astype(np.float32).astype(ml_dtypes.bfloat16)
+    memory = Memory(1 << 24)
+    memory.allocate("x", 96 * 256, initialized=True)[: x.nbytes] = x.view(np.uint8).ravel()
+    memory.allocate("y", x.nbytes, initialized=True)[:] = y.view(np.uint8).ravel()
+    atom = "cpasync.CopyReduceBulkTensorTileS2GOp()"
+    outcome = simulate(fill(server, "cute.arch.fence_view_async_shared()", atom), memory)
+    assert outcome.findings == ()
+    assert (memory.view("y").view(ml_dtypes.bfloat16).reshape(80, 128) == x + y).all()
