@@ -1,16 +1,22 @@
 """Lane-instructions per second of the simulator on a real kernel, memory checks on.
 
     python benchmarks/simulator.py [--op moe_experts] [--workload tp8_b1] [--set knob=value ...] [--repeat 5]
+    python benchmarks/simulator.py --table    several kernels with peak memory
+    python benchmarks/simulator.py --peers    side by side with Triton's interpreter and Numba's simulator
 
-Prints one line for one process and one for two: best of `--repeat` runs, translation excluded.
+Prints one line for one process and one for two: best of `--repeat` runs, translation excluded. The peers are
+installed into a folder of their own when first asked for; they are no dependencies.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import subprocess
+import sys
 import time
 
+import gemv
 import torch
 
 from workbench.compile import ArtifactCache, CompileRequest, compile_candidate
@@ -47,6 +53,90 @@ def prepare(artifact, op, workload):
     return memory, inputs, views
 
 
+KERNELS = (
+    "moe_experts/tp8_b1", "moe_experts/tp8_b8", "moe/tp8_b1", "moe_topk/tp8_b8", "rmsnorm/tp8_b8",
+    "gemv/1536x7168", "gemv/6288x7168",
+)  # fmt: skip
+
+
+def row(name: str, repeat: int) -> None:
+    """Run one kernel of the table in this process and print its line."""
+    op_name, _, size = name.partition("/")
+    if op_name == "gemv":
+        rows, columns = map(int, size.split("x"))
+        artifact = gemv.compiled(rows, columns, "bf16")
+        memory, _ = gemv.placed(rows, columns, "bf16")
+        written = ["y"]
+    else:
+        workspace = Workspace.find()
+        op = load_op(workspace, op_name)
+        template = load_template(sorted((workspace.templates / op.name).glob("*.py"))[0])
+        artifact = compile_candidate(
+            CompileRequest.of(op, op.workload(size), template, dict(template.default)),
+            ArtifactCache(workspace.cache),
+        )
+        memory, inputs, _ = prepare(artifact, op, op.workload(size))
+        written = [b.name for b in artifact.buffers if b.name not in inputs]
+    zeroed = {b.name for b in artifact.buffers if b.zeroed}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    best = float("inf")
+    for _ in range(repeat):
+        for buffer in written:
+            if buffer in zeroed:
+                memory.view(buffer)[:] = 0
+            else:
+                memory.poison(buffer, 0xFF)
+        outcome = simulate(artifact, memory, SimulationOptions())
+        best = min(best, outcome.seconds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    count = outcome.lane_instructions
+    findings = len(outcome.findings) or "none"
+    print(
+        f"| {name} | {sum(c.ctas for c in outcome.counters)} | {count / 1e6:.1f} | {best * 1e3:.1f} | "
+        f"{count / best / 1e6:.0f} | {peak / 1024:.0f} | {max(0, peak - before) / 1024:.0f} | {findings} |"
+    )
+
+
+def table(repeat: int) -> None:
+    """Print a table over kernels, each in a process of its own."""
+    print("| kernel | CTAs | M lane-instr. | ms | M lane-instr./s | peak MiB | for the run | findings |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for name in KERNELS:
+        command = [sys.executable, __file__, "--row", name, "--repeat", str(repeat)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        print(done.stdout.strip() if done.returncode == 0 else f"| {name} | {last} |", flush=True)
+
+
+def peers(repeat: int) -> None:
+    """Print how long the same GEMV takes here and in two other simulators."""
+    folder = Workspace.find().cache.parent / "peers"
+    reason = gemv.packages(folder)
+    if reason:
+        print(f"peers skipped: they cannot be installed: {reason}")
+        return
+    cases = (
+        ("Triton interpreter, tile 64x1024", gemv.TRITON, 1536, 7168, "bf16", (64, 1024), 2),
+        ("Triton interpreter, tile 8x256", gemv.TRITON, 256, 1024, "bf16", (8, 256), 2),
+        ("Numba CUDA simulator", gemv.NUMBA, 16, 512, "f32", (), 1),
+    )
+    print("| peer | GEMV | peer ms | here ms | ratio |")
+    print("|---|---|---|---|---|", flush=True)
+    for name, code, rows, columns, kind, tile, times in cases:
+        result = gemv.peer(code, folder, rows, columns, *tile, times)
+        if "reason" in result:
+            print(f"| {name} | {rows}x{columns} {kind} | skipped: {result['reason']} | | |", flush=True)
+            continue
+        here = gemv.ours(rows, columns, kind, repeat)
+        there = float(result["seconds"])
+        size = f"{rows}x{columns} {kind}"
+        print(
+            f"| {name} ({result['version']}) | {size} | {there * 1e3:.1f} | {here * 1e3:.2f} | "
+            f"{there / here:.0f} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--op", default="moe_experts")
@@ -55,7 +145,22 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KNOB=VALUE")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--chunk", type=int, default=SimulationOptions().chunk_lanes)
+    parser.add_argument("--table", action="store_true", help="several kernels, one process, peak memory")
+    parser.add_argument("--peers", action="store_true", help="the same GEMV in other simulators")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.row:
+        row(arguments.row, arguments.repeat)
+    elif arguments.table:
+        table(arguments.repeat)
+    elif arguments.peers:
+        peers(arguments.repeat)
+    else:
+        one(arguments)
+
+
+def one(arguments: argparse.Namespace) -> None:
+    """Run one template with one process and with two, and print its errors."""
     workspace = Workspace.find()
     op = load_op(workspace, arguments.op)
     path = sorted((workspace.templates / op.name).glob("*.py"))[0]
