@@ -307,7 +307,7 @@ def test_warp_that_is_not_whole_is_found():
     [
         ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e3m2.f32", (4, 2, 4), "f8f6f4"),
         ("mma.sync.aligned.m16n8k16.row.col.f32.s8.s8.f32", (2, 1, 4), "accumulators"),
-        ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32", (2, 2, 8), "shape"),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.f16.bf16.f32", (2, 1, 4), "types"),
     ],
 )
 def test_other_forms_are_refused_by_name(name, registers, reason):
@@ -343,3 +343,56 @@ def test_movmatrix(block):
     result = run(text, {"out": (block * 2, np.uint16), "x": x}, block=block)
     assert result.rules == []
     np.testing.assert_array_equal(result["out"].reshape(-1, 8, 8), x.swapaxes(1, 2))
+
+
+def quad_element(order, kind, lane, i):
+    """Product, row and column of element i of a lane of mma.m8n8k4 (ISA 9.7.14.5.1)."""
+    high = 0 if lane < 16 else 4
+    which = lane % 16 // 4
+    if kind == "a":
+        return which, *((lane % 4 + high, i) if order == "row" else (i % 4 + high, lane % 4))
+    if kind == "b":
+        return which, *((lane % 4, i + high) if order == "row" else (i, lane % 4 + high))
+    if kind == "f16":
+        return which, lane % 4 + high, i
+    return which, (lane & 1) + (i & 2) + high, (i & 4) + (lane & 2) + (i & 1)
+
+
+@pytest.mark.parametrize(("d", "c"), [("f32", "f32"), ("f16", "f16"), ("f32", "f16")])
+@pytest.mark.parametrize("orders", list(itertools.product(("row", "col"), repeat=2)))
+def test_four_small_products_of_a_warp(orders, d, c):
+    name = f"mma.sync.aligned.m8n8k4.{orders[0]}.{orders[1]}.{d}.f16.f16.{c}"
+    nd, nc = 8 if d == "f32" else 4, 8 if c == "f32" else 4
+    prefix = {"f32": "%f", "f16": "%r"}
+    groups = [[f"{prefix[d]}{k}" for k in range(nd)], ["%r10", "%r11"], ["%r12", "%r13"],
+              [f"{prefix[c]}{20 + k}" for k in range(nc)]]  # fmt: skip
+    lines = ["mov.u32 %r40, %tid.x;"]
+    for x, size in (("a", 8), ("b", 8), ("c", 4 * nc), ("out", 4 * nd)):
+        lines += [f"mul.wide.u32 %d1, %r40, {size};", f"add.s64 %{x}, %{x}, %d1;"]
+    lines += ["ld.global.v2.b32 {%r10, %r11}, [%a];", "ld.global.v2.b32 {%r12, %r13}, [%b];"]
+    lines += [f"ld.global.b32 {r}, [%c+{4 * k}];" for k, r in enumerate(groups[3])]
+    lines.append(f"{name} {', '.join('{' + ', '.join(g) + '}' for g in groups)};")
+    lines += [f"st.global.b32 [%out+{4 * k}], {r};" for k, r in enumerate(groups[0])]
+    text = kernel("\n".join(lines), ["out", "a", "b", "c"])
+    assert complaint(text) == ""
+    numpy = {"f16": np.float16, "f32": np.float32}
+    values = {"a": RNG.standard_normal((2, 4, 8, 4)), "b": RNG.standard_normal((2, 4, 4, 8)),
+              "c": RNG.standard_normal((2, 4, 8, 8))}  # fmt: skip
+    inputs = {}
+    for x, order, kind in (("a", orders[0], "a"), ("b", orders[1], "b"), ("c", "", c)):
+        dtype = numpy[c] if x == "c" else np.float16
+        values[x] = values[x].astype(dtype)
+        inputs[x] = np.zeros((2, 32, 8 if x == "c" else 4), dtype)
+        for lane in range(32):
+            for i in range(inputs[x].shape[2]):
+                which, row, column = quad_element(order, kind, lane, i)
+                inputs[x][:, lane, i] = values[x][:, which, row, column]
+    result = run(text, {"out": (64 * 8, numpy[d]), **inputs}, block=64)
+    assert result.rules == []
+    wide = {x: v.astype(np.float64) for x, v in values.items()}
+    total = (np.matmul(wide["a"], wide["b"]) + wide["c"]).astype(numpy[d])
+    got = result["out"].reshape(2, 32, 8)
+    for lane in range(32):
+        for i in range(8):
+            which, row, column = quad_element("", d, lane, i)
+            np.testing.assert_array_equal(got[:, lane, i], total[:, which, row, column])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.isa.ptx.model import Instruction, Operand, Vector
-from workbench.simulator import ldmatrix, matrix
+from workbench.simulator import ldmatrix, matrix, quad
 from workbench.simulator.emit_memory import _address as address_of
 from workbench.simulator.emit_memory import _site as site_of
 from workbench.simulator.emitter import Emitter
@@ -13,6 +13,7 @@ NAMES = {
     "matrix_store": ldmatrix.store,
     "matrix_transpose": matrix.transpose,
     "matrix_multiply": matrix.multiply,
+    "quad_multiply": quad.multiply,
 }
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 
@@ -41,7 +42,26 @@ def elements(operand: Operand) -> tuple[Operand, ...]:
     return operand.elements if isinstance(operand, Vector) else (operand,)
 
 
+def _quad(e: Emitter, item: Instruction, form: quad.QuadMma) -> bool:
+    d, a, b, c = (elements(o) for o in item.operands)
+    if (len(d), len(a), len(b), len(c)) != (quad.registers(form.d), 2, 2, quad.registers(form.c)):
+        e.fail("number of registers")
+    kinds = ("u32", "u32", "u32" if form.c == "f16" else "f32")
+    groups = [
+        "(" + "".join(e.fetch(x, dtype) + ", " for x in part) + ")"
+        for part, dtype in zip((a, b, c), kinds, strict=True)
+    ]
+    plan, here = e.context.global_name("M", form), e.context.global_name("I", item)
+    names = e.code.let_many(len(d), f"quad_multiply({plan}, {', '.join(groups)}, co, ck, {here})")
+    for operand, name in zip(d, names, strict=True):
+        e.put(operand, "u32" if form.d == "f16" else "f32", name, dirty=form.d == "f32")
+    return True
+
+
 def _mma(e: Emitter, item: Instruction) -> bool:
+    four = quad.form_of(item)
+    if four is not None:
+        return _quad(e, item, four)
     form = matrix.form_of(item)
     if isinstance(form, str):
         e.fail(form)
