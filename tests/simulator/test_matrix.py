@@ -290,6 +290,51 @@ def test_operands_may_be_the_accumulator_and_uniform():
     assert (run(text, {"out": (96, np.float32)}, block=96)["out"] == 17 + 18).all()
 
 
+def test_warps_that_part_in_a_chequered_pattern():
+    """Warps take one of two paths by the sum of CTA and warp, so that no cohort is a rectangle."""
+    form = (16, 16, "bf16", "bf16", "f32", "")
+    name = name_of(*form)
+    text = program(name, (4, 2, 4), "f32")
+    start = text.index(name)
+    product = text[start : text.index(";", start) + 1]
+    other = product.replace("{%f20, %f21, %f22, %f23}", "{%f24, %f24, %f24, %f24}")
+    text = text.replace(
+        product,
+        f"""shr.u32 %r53, %r52, 5;
+        add.u32 %r53, %r53, %r50;
+        and.b32 %r53, %r53, 1;
+        setp.eq.u32 %p1, %r53, 0;
+        mov.b32 %f24, 0f00000000;
+        @%p1 bra EVEN;
+        {product}
+        bra OUT;
+        EVEN:
+        {other}
+        OUT:""",
+    )
+    assert complaint(text) == ""
+    a, b = draw("bf16", (12, 16, 16)), draw("bf16", (12, 16, 8))
+    c = RNG.standard_normal((12, 16, 8)).astype(np.float32)
+    fa = np.stack([
+        fragment(encode(x, "bf16"), lambda lane, i: place_a(16, 16, "bf16", lane, i), 8, 16) for x in a
+    ])  # fmt: skip
+    fb = np.stack(
+        [fragment(encode(x, "bf16"), lambda lane, i: place_b(16, "bf16", lane, i), 4, 16) for x in b]
+    )
+    fc = np.stack([fragment(x.view(np.uint32), place_c, 4, 32) for x in c])
+    for seed in (0, 1, 2):
+        result = run(
+            text, {"out": (fc.size, np.float32), "a": fa, "b": fb, "c": fc}, grid=3, block=128, seed=seed
+        )
+        assert result.rules == []
+        odd = (np.arange(12) // 4 + np.arange(12) % 4) % 2 == 1
+        want = (np.matmul(a, b) + np.where(odd[:, None, None], c, 0)).astype(np.float32)
+        stored = result["out"].reshape(12, 32, 4)
+        for lane in range(32):
+            for i in range(4):
+                np.testing.assert_array_equal(stored[:, lane, i], want[:, *place_c(lane, i)])
+
+
 def test_warp_that_is_not_whole_is_found():
     text = kernel(
         """
