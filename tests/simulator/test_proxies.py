@@ -42,6 +42,7 @@ def test_a_bulk_store_wants_a_fence(writer: str, reader: str, rules: list[str]) 
     assert complaint(text) == ""
     result = run(text, {"out": (64, np.uint32)}, block=64)
     assert result.rules == rules
+    assert result.outcome.counters[0].async_bytes == 256
     assert (result["out"] == np.arange(64)).all()
 
 

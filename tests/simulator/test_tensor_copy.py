@@ -263,6 +263,7 @@ X = np.arange(256, dtype=np.uint32)
 
 def test_map_in_global_memory() -> None:
     run = Run(load(2, 512, where="%d4"), plain, (0, 2), X, in_memory=True)
+    assert run.outcome.counters[0].async_bytes == 512
     assert run.rules == [] and (run.out.view(np.uint32)[:128] == X[64:192]).all()
 
 

@@ -183,7 +183,8 @@ class Fill:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, y: cute.Tensor, stream):
-        layout = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, cute.make_layout(TILE, stride=(64, 1)))
+        plain = cute.make_layout(TILE, stride=(64, 1))
+        layout = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, plain)
         save, gy = cpasync.make_tiled_tma_atom({atom}, y, layout, TILE)
         self.kernel(save, gy, layout, x).launch(grid=[2, 3, 1], block=[32, 1, 1], stream=stream)
 
@@ -201,8 +202,8 @@ def fill(server: CompileServer, fence: str, atom: str = "cpasync.CopyBulkTensorT
     source = FILL.format(fence=fence, atom=atom)
     return compile_candidate(
         CompileRequest(
-            op="tma", workload="test", axes={"N": 1}, template="test", knobs={}, arch="sm_103a", source=source,
-            constants={}, buffers=buffers,
+            op="tma", workload="test", axes={"N": 1}, template="test", knobs={}, arch="sm_103a",
+            source=source, constants={}, buffers=buffers,
         ),
         server=server,
     )  # fmt: skip

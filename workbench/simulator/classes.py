@@ -97,7 +97,7 @@ def cost_of(block: Block) -> Cost:
             cost.shared_bytes += bytes_of(item)
         elif kind == "atomic":
             cost.atomics += 1
-        elif kind == "async_copy" and len(item.operands) >= 3:
+        elif kind == "async_copy" and len(item.operands) >= 3 and "bulk" not in item.modifiers:
             size = item.operands[2]
             cost.async_bytes += getattr(size, "value", 0)
     return cost

@@ -91,6 +91,8 @@ class LaunchState:
         self.log = FindingLog(program.kernel.name)
         self.progress = 0
         self.lane_instructions = 0
+        self.async_bytes = 0
+        """Bytes of bulk and tensor copies, whose sizes only show at run time."""
         self.printed: list[str] = []
         self.traffic = Traffic(memory.top) if options.count_sectors else None
         index = np.arange(self.threads, dtype=np.uint32)

@@ -40,6 +40,8 @@ class Part:
     printed: list[str]
     completed: bool
     traffic: TrafficCounts
+    async_bytes: int = 0
+    """Bytes of bulk and tensor copies."""
 
 
 def partition(state: LaunchState) -> list[list[Array]]:
@@ -127,6 +129,7 @@ def run_steps(state: LaunchState, groups: list[Array]) -> Generator[bool, None, 
     part.findings = state.log.findings()
     part.completed &= all(f.rule != "trap" for f in part.findings)
     part.printed = state.printed
+    part.async_bytes = state.async_bytes
     if state.traffic is not None:
         part.traffic = state.traffic.counts
     return part
@@ -144,6 +147,7 @@ def joined(state: LaunchState, a: Part, b: Part) -> Part:
         passes=[x + y for x, y in zip(a.passes, b.passes, strict=True)], longest=longest,
         divergent=a.divergent + b.divergent, waits=a.waits + b.waits, printed=a.printed + b.printed,
         completed=a.completed and b.completed, traffic=a.traffic + b.traffic,
+        async_bytes=a.async_bytes + b.async_bytes,
     )  # fmt: skip
 
 
@@ -177,7 +181,7 @@ def counters_of(state: LaunchState, part: Part) -> Counters:
         unique_store_bytes=SECTOR * state.traffic.stores.count() if state.traffic is not None else 0,
         shared_bytes=lanes("shared_bytes"),
         bank_conflicts=part.traffic.bank_conflicts,
-        async_bytes=lanes("async_bytes"),
+        async_bytes=lanes("async_bytes") + part.async_bytes,
         atomics=lanes("atomics"),
         divergent_branches=part.divergent,
         barrier_waits=part.waits,

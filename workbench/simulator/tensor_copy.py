@@ -386,6 +386,7 @@ def tensor_load(
     if not elements:
         return
     which = np.array([e[0] for e in elements])
+    ck.launch.async_bytes += sum(tiles[k].box.nbytes for k in set(which.tolist()))
     ck.asyncs.issue(
         TensorLoad(
             where, lanes[which], np.array([e[3] for e in elements], np.int64), [e[1] for e in elements],
@@ -414,6 +415,7 @@ def tensor_store(
     if chosen:
         which = np.array(chosen)
         good = [t for t in tiles if t is not None]
+        ck.launch.async_bytes += sum(t.box.nbytes for t in good)
         _check_fence(where, good, which, rows, offsets, co, ck)
         ck.asyncs.issue(
             TensorStore(where, lanes_of(co)[which], good, rows[which], offsets[which], reduction, ck)
