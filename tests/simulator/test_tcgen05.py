@@ -168,6 +168,28 @@ def test_negation():
     close(out.view(np.float32), -want)
 
 
+@pytest.mark.parametrize(("m", "n"), [(128, 64), (64, 64), (64, 128), (32, 128)])
+@pytest.mark.parametrize("collector", ["", ".collector::b2::fill"])
+def test_weight_stationary(m, n, collector):
+    """`.ws`: with fewer rows than lanes, further parts of the columns lie in further lanes."""
+    rng = np.random.default_rng(m)
+    stored_a, a = operand(rng, "f16", m, 16)
+    stored_b, b = operand(rng, "f16", n, 16)
+    image = np.zeros(IMAGE, np.uint8)
+    place(image, 0, stored_a, 6)
+    place(image, 16384, stored_b, 6)
+    args = [descriptor(0, 16, 256, 6), descriptor(16384, 16, 256, 6), idesc(m, n)]
+    mma = f"@%first tcgen05.mma.ws.cta_group::1.kind::f16{collector} [%tm], %a0, %a1, %r2, %p1;\n"
+    columns = n * m // 128
+    result, out = launch(
+        module(SETUP, DESCRIPTORS, mma, COMMIT, WAIT, read(columns), FREE), image, columns, args
+    )
+    assert result.rules == [], result.outcome.findings
+    want = a @ b.T
+    for part in range(128 // m):
+        close(out[part * m : part * m + m].view(np.float32), want[:, part * columns : (part + 1) * columns])
+
+
 # -- accumulation, masks, A in tensor memory -----------------------------------------------------
 
 
@@ -377,7 +399,7 @@ def test_sparse_and_reserved_descriptors_are_refused_by_name():
 def test_unknown_forms_are_refused():
     for line in (
         "tcgen05.shift.cta_group::1.down [%tm];",
-        "tcgen05.mma.ws.cta_group::1.kind::f16 [%tm], %a0, %a1, %r2, %p1;",
+        "tcgen05.mma.ws.cta_group::1.kind::f16 [%tm], %a0, %a1, %r2, %p1, %a2;",
         "tcgen05.mma.sp.cta_group::1.kind::f16 [%tm], %a0, %a1, [%tm], %r2, %p1;",
         "tcgen05.cp.cta_group::1.128x256b.b8x16.b4x16_p64 [%tm], %a0;",
     ):

@@ -6,6 +6,7 @@ from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Sink, Ve
 from workbench.simulator.emit_memory import _address, _site
 from workbench.simulator.emitter import Emitter
 from workbench.simulator.tcgen05_descriptors import DEPTH
+from workbench.simulator.tcgen05_work import MmaForm
 from workbench.simulator.tmem import COPY_SHAPES, REPEATS, SHAPES, registers
 
 _GROUPS = {"cta_group::1": 1, "cta_group::2": 2}
@@ -153,15 +154,20 @@ _FACTORS = {
 }  # fmt: skip
 """Scale factors a row of one instruction, by kind and qualifier."""
 _COLLECTORS = tuple(f"collector::a::{x}" for x in ("fill", "use", "lastuse", "discard"))
+_BUFFERS = tuple(f"collector::b{n}::{x}" for n in range(4) for x in ("fill", "use", "lastuse", "discard"))
 _SIZES = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block32")
 
 
 def _mma(e: Emitter, item: Instruction) -> bool:
     kinds = tuple(f"kind::{k}" for k in DEPTH)
-    _only(e, item, "block_scale", *kinds, *_COLLECTORS, *_SIZES)
+    stationary = item.modifiers[1] == "ws"
+    if stationary:
+        _only(e, item, "ws", *kinds, *_BUFFERS)
+    else:
+        _only(e, item, "block_scale", *kinds, *_COLLECTORS, *_SIZES)
     kind = "".join(x[6:] for x in item.modifiers if x in kinds)
     scaled = "block_scale" in item.modifiers
-    if not kind or scaled != kind.startswith("mx"):
+    if not kind or scaled != kind.startswith("mx") or (stationary and _group(e, item) != 1):
         e.fail("kind")
     factors = 0
     if scaled:
@@ -181,11 +187,13 @@ def _mma(e: Emitter, item: Instruction) -> bool:
         parts["scale_a"], parts["scale_b"] = _cell(e, rest[0]), _cell(e, rest[1])
         rest = rest[2:]
     group = _group(e, item)
-    if rest and isinstance(rest[0], Vector):
+    if rest and isinstance(rest[0], Vector) and not stationary:
         masks = [e.fetch(x, "u32") for x in _elements(e, rest[0], 4 * group)]
         parts["masks"] = f"({', '.join(masks)},)"
         rest = rest[1:]
     parts["accumulate"] = e.fetch(rest[0], "b")
+    if stationary and len(rest) > 1:
+        e.fail("columns of B that are zero")
     if len(rest) == 2:
         shift = rest[1]
         if not isinstance(shift, Imm) or kind not in ("f16", "tf32") or not 0 <= shift.value <= 15:
@@ -194,9 +202,9 @@ def _mma(e: Emitter, item: Instruction) -> bool:
         parts["shift"] = str(shift.value)
     elif len(rest) > 2:
         e.fail("operands")
-    form = (kind, group, factors, in_tensor_memory)
+    form = e.context.global_name("F", MmaForm(kind, group, factors, in_tensor_memory, stationary))
     values = ", ".join(f"{k!r}: {v}" for k, v in parts.items())
-    e.code.do(f"ck.tensor.mma({_item(e, item)}, {form!r}, {{{values}}}, co)")
+    e.code.do(f"ck.tensor.mma({_item(e, item)}, {form}, {{{values}}}, co)")
     return True
 
 

@@ -20,7 +20,7 @@ from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
 from workbench.simulator.cohort import Cohort
 from workbench.simulator.pending import Operation, cohort_of
-from workbench.simulator.tcgen05_work import Copy, Mma, Work, cluster_members, pair_of
+from workbench.simulator.tcgen05_work import Copy, Mma, MmaForm, Work, cluster_members, pair_of
 from workbench.simulator.tmem import COLUMNS, LANES, POISON, TensorMemory, cells, split_address
 from workbench.simulator.warp import lanes_of
 
@@ -350,14 +350,12 @@ class TensorCores:
                 )
             )  # fmt: skip
 
-    def mma(
-        self, item: Instruction, form: tuple[str, int, int, bool], operands: dict[str, Any], co: Cohort
-    ) -> None:
-        """tcgen05.mma.
+    def mma(self, item: Instruction, form: MmaForm, operands: dict[str, Any], co: Cohort) -> None:
+        """tcgen05.mma and tcgen05.mma.ws.
 
         Args:
             item: the instruction.
-            form: kind, CTA group, scale factors a row of A (0 without block scaling), A in tensor memory.
+            form: what its qualifiers say.
             operands: arrays `d`, `a`, `b`, `descriptor`, `accumulate` and, where present, `scale_a` and
                 `scale_b`; `masks`, a tuple of them; `shift`, an int.
             co: the issuing lanes.
@@ -368,13 +366,10 @@ class TensorCores:
         for cta, thread, row, column in self._lanes(co):
             values = {n: _pick(v, row, column) for n, v in spread.items()}
             disabled = sum(_pick(m, row, column) << (32 * k) for k, m in enumerate(masks))
-            self._same_group(item, form[1], cta, thread)
-            self._issue(
-                Mma(
-                    item, cta, thread, pair_of(self.chunk, cta, form[1]), form[0], form[2], form[3], values,
-                    disabled, int(operands.get("shift", 0)),
-                )
-            )  # fmt: skip
+            self._same_group(item, form.group, cta, thread)
+            ctas = pair_of(self.chunk, cta, form.group)
+            shift = int(operands.get("shift", 0))
+            self._issue(Mma(item, cta, thread, ctas, form, values, disabled, shift))
 
     def commit(self, site: Site, address: Array, mask: Array | None, co: Cohort) -> None:
         """tcgen05.commit: one arrival, on each CTA of `mask` if given, once the threads' work is done."""

@@ -163,8 +163,8 @@ class MmaShape:
     b_scale_id: int = 0
 
 
-def instruction(bits: int, kind: str, group: int) -> MmaShape:
-    """Decode a 32-bit instruction descriptor for an MMA kind and a CTA group of 1 or 2.
+def instruction(bits: int, kind: str, group: int, stationary: bool = False) -> MmaShape:
+    """Decode a 32-bit instruction descriptor for an MMA kind and a CTA group of 1 or 2, or for `.ws`.
 
     Raises:
         DescriptorError: for what the ISA does not allow, and for sparsity and K = 96.
@@ -188,7 +188,9 @@ def instruction(bits: int, kind: str, group: int) -> MmaShape:
             raise DescriptorError(f"kind::{kind} with type code {code} for D")
         accumulator = allowed[code]
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
-    _check_shape(kind, group, m, n)
+    _check_shape(kind, group, m, n, stationary)
+    if stationary and bits >> 30:
+        raise DescriptorError("a shift of B")
     majors = [not bits >> 15 & 1, not bits >> 16 & 1]
     if not all(majors) and kind in ("mxf4", "mxf4nvf4"):
         raise DescriptorError(f"kind::{kind} with an MN-major operand")
@@ -209,10 +211,14 @@ def instruction(bits: int, kind: str, group: int) -> MmaShape:
     )  # fmt: skip
 
 
-def _check_shape(kind: str, group: int, m: int, n: int) -> None:
+def _check_shape(kind: str, group: int, m: int, n: int, stationary: bool) -> None:
     """Refuse shapes that do not exist; N = 8 with M = 128 is not in the table, but shipped kernels use it."""
     scaled = kind.startswith("mx")
     sizes = {1: (128,) if scaled else (64, 128), 2: (128, 256)}[group]
+    if stationary:
+        if m not in (32, 64, 128) or n not in (64, 128, 256):
+            raise DescriptorError(f"kind::{kind} with M = {m} and N = {n} for .ws")
+        return
     step = 8 if group == 1 else 16
     if kind == "i8" and n not in (8, 24):
         step = 16

@@ -55,9 +55,12 @@ def decode(raw: Array, kind: str, name: str) -> Array:
     if name == "s8":
         return raw.view(np.int8).astype(np.float64)
     if kind in ("mxf4", "mxf4nvf4"):
-        return _pairs().take(raw, axis=0).reshape(rows, -1)
+        raw = raw[:, None]
+    elif name == "e2m1":
+        raw = raw.reshape(rows, -1, 16)[:, :, :8]
     if name == "e2m1":
-        return _pairs().take(raw.reshape(rows, -1, 16)[:, :, :8], axis=0).reshape(rows, -1)
+        pairs: Array = _pairs().take(raw, axis=0)
+        return pairs.reshape(rows, -1)
     if name in _PACKED:
         bits = _PACKED[name]
         groups = np.unpackbits(raw.reshape(rows, -1, 16)[:, :, : 2 * bits], axis=-1, bitorder="little")

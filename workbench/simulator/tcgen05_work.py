@@ -185,22 +185,37 @@ class Copy(Work):
                 memory.written[replica, span] = True
 
 
+@dataclass(frozen=True, slots=True)
+class MmaForm:
+    """What the qualifiers of a tcgen05.mma say."""
+
+    kind: str
+    group: int
+    factors: int = 0
+    """Scale factors a row of A; 0 without block scaling."""
+    tensor_a: bool = False
+    """A lies in tensor memory."""
+    stationary: bool = False
+    """`.ws`."""
+
+
 class Mma(Work):
     """tcgen05.mma; see `TensorCores.mma` for the arguments."""
 
     def __init__(
-        self, item: Instruction, cta: int, thread: int, ctas: tuple[int, ...], kind: str, factors: int,
-        a_in_tensor_memory: bool, values: dict[str, int], disabled: int, shift: int,
+        self, item: Instruction, cta: int, thread: int, ctas: tuple[int, ...], form: MmaForm,
+        values: dict[str, int], disabled: int, shift: int,
     ) -> None:  # fmt: skip
         super().__init__(item, cta, thread, ctas)
-        self._kind, self._factors, self._tensor_a = kind, factors, a_in_tensor_memory
+        self._kind, self._factors, self._tensor_a = form.kind, form.factors, form.tensor_a
+        self._stationary = form.stationary
         self._values, self._disabled, self._shift = values, disabled, shift
 
     def prepare(self, cores: TensorCores) -> bool:
         """See `Work`."""
         v = self._values
         try:
-            self._form = form = instruction(v["descriptor"], self._kind, len(self.ctas))
+            self._form = form = instruction(v["descriptor"], self._kind, len(self.ctas), self._stationary)
             self._b_at = self._pieces(shared_matrix(v["b"]), form.b_k_major, form.n // len(self.ctas), form.b)
             self._rows = form.m // len(self.ctas)
             if not self._tensor_a:
@@ -239,15 +254,16 @@ class Mma(Work):
         """Find the cells of D, of A and of the scale factors."""
         v = self._values
         lane, self._column = split_address(v["d"])
-        self._folded = form.m == 128 and len(self.ctas) == 2
-        width = form.n // 2 if self._folded else form.n
-        allowed = (0, 16) if form.m == 64 else (0,)
+        self._scattered = form.m == 64 and not self._stationary
+        self._fold = 1 if self._scattered else LANES // self._rows
+        width = form.n // self._fold
+        allowed = (0, 16) if self._scattered else (0,)
         if lane not in allowed:
             text = f"D starts at lane {lane} of tensor memory; M = {form.m} wants lane {allowed[0]}"
             cores.report("out-of-bounds", self.item, text, self.cta, self.thread)
             return False
-        self._lanes = accumulator_lanes(form.m, len(self.ctas)) + lane
-        mask = EVERY_LANE if form.m != 64 else sum(1 << x for x in self._lanes.tolist())
+        self._lanes = scattered_lanes() + lane if self._scattered else np.arange(LANES)
+        mask = sum(1 << x for x in self._lanes.tolist()) if self._scattered else EVERY_LANE
         self.writes = [Region(c, mask, self._column, self._column + width) for c in self.ctas]
         self.touches = list(self.writes)
         if self._tensor_a:
@@ -314,11 +330,11 @@ class Mma(Work):
 
     def _add(self, cores: TensorCores, memory: TensorMemory, cta: int, rank: int, product: Array) -> None:
         form = self._form
-        width = form.n // 2 if self._folded else form.n
+        width = form.n // self._fold
         span = slice(self._column, self._column + width)
-        lanes: Any = self._lanes if form.m == 64 else slice(0, LANES)
-        if self._folded:  # rows 0 to 63 with the second half of the columns lie in lanes 64 to 127
-            product = np.concatenate((product[:, :width], product[:, width:]))
+        lanes: Any = self._lanes if self._scattered else slice(0, LANES)
+        if self._fold > 1:  # the rows with the next part of the columns lie in the next lanes
+            product = product.reshape(-1, self._fold, width).transpose(1, 0, 2).reshape(LANES, width)
         old = memory.data[lanes, span]
         if self._values["accumulate"]:
             if not memory.written[lanes, span].all():
@@ -330,8 +346,7 @@ class Mma(Work):
         result = maths.accumulator_cells(product, form.d, form.saturate)
         if self._disabled:
             bits = self._disabled >> (LANES * rank)
-            order = self._lanes if form.m == 64 else np.arange(LANES)
-            keep = np.array([bits >> int(x) & 1 for x in order], bool)[:, None]
+            keep = np.array([bits >> int(x) & 1 for x in self._lanes], bool)[:, None]
             memory.data[lanes, span] = np.where(keep, old, result)
             memory.written[lanes, span] |= ~keep
             return
@@ -339,13 +354,14 @@ class Mma(Work):
         memory.written[lanes, span] = True
 
 
-def accumulator_lanes(m: int, group: int) -> Array:
-    """Return the lane of each row of an accumulator; with M = 128 and two CTAs, of the first half of N.
+def scattered_lanes() -> Array:
+    """Return the lane of each row of an accumulator with M = 64 (not `.ws`), to which 0 or 16 is added.
 
-    PTX ISA "data path layout organization", layouts A, B, D and F.
+    PTX ISA "data path layout organization", layout F; in the others (A, B, D, E, G) row r of part p of the
+    columns lies in lane r + p * rows.
     """
-    rows = np.arange(m // group)
-    return 32 * (rows // 16) + rows % 16 if m == 64 else rows
+    rows = np.arange(64)
+    return 32 * (rows // 16) + rows % 16
 
 
 assert COLUMNS == 512  # scale factor addresses keep nine column bits
