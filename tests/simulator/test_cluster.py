@@ -370,3 +370,29 @@ def test_an_arrival_releases_a_warp_that_waits_already() -> None:
 def test_a_grid_that_is_no_multiple_of_the_cluster() -> None:
     with pytest.raises(WorkbenchError, match="cannot be divided into clusters"):
         go(SYNC, {"out": (64, np.uint32)}, 3, 2)
+
+
+@pytest.mark.parametrize("multicast", ["", ".multicast::cluster::all"])
+def test_no_launch_is_left_to_cancel(multicast: str) -> None:
+    body = f"""
+    @!%p1 mbarrier.init.shared::cta.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster;
+    @!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;
+    {SYNC}
+    setp.eq.u32 %p3, %r30, 0;
+    setp.eq.and.u32 %p3, %r1, 0, {'%p3' if multicast else '%p10'};
+    @%p3 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{multicast}.b128
+      [%r4], [%r2];
+    """.replace("setp.eq.u32 %p3", "setp.eq.u32 %p10, %r0, %r0;\nsetp.eq.u32 %p3", 1) + wait("W", "0") + """
+    {
+    .reg .b128 response;
+    .reg .pred canceled;
+    ld.shared.b128 response, [%r4];
+    clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 canceled, response;
+    mov.u32 %r9, 7;
+    @canceled clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r9, %r10, %r11, _}, response;
+    }
+    st.global.u32 [%d0], %r9;
+    """ + SYNC  # fmt: skip
+    result = clean(go(body, {"out": (128, np.uint32)}, 4, 2))
+    assert set(result["out"].tolist()) == {7}

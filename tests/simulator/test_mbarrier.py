@@ -297,3 +297,31 @@ def test_many_ctas_run_as_several_chunks() -> None:
     result = clean(go(body, {"out": (64 * 20, np.uint32)}, grid=20, chunk_lanes=256, processes=2))
     want = 63 - np.arange(64)[None, :] + np.arange(20)[:, None]
     np.testing.assert_array_equal(result["out"].reshape(20, 64), want)
+
+
+def test_a_write_that_no_arrival_orders_is_a_race() -> None:
+    """Warp 1 reads what warp 0 wrote after its arrival: lockstep keeps the numbers right."""
+    body = start(64) + """
+    add.u32 %r5, %r4, %r3;
+    xor.b32 %r6, %r3, 128;
+    add.u32 %r6, %r6, %r4;
+    EARLY
+    mbarrier.arrive.shared::cta.b64 %d2, [%r2];
+    WAIT
+    LATE
+    ld.shared.u32 %r7, [%r6];
+    st.global.u32 [%d0], %r7;
+    """.replace("WAIT", wait("W", "0"))  # fmt: skip
+    store = "st.shared.u32 [%r5], %r1;"
+    out = {"out": (64, np.uint32)}
+    clean(go(body.replace("EARLY", store).replace("LATE", ""), out))
+    assert go(body.replace("EARLY", "").replace("LATE", store), out).rules == ["race"]
+
+
+def test_register_counts_are_accepted() -> None:
+    body = start(1) + """
+    setmaxnreg.dec.sync.aligned.u32 40;
+    setmaxnreg.inc.sync.aligned.u32 232;
+    st.global.u32 [%d0], %r1;
+    """  # fmt: skip
+    clean(go(body, {"out": (64, np.uint32)}))

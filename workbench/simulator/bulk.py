@@ -337,6 +337,7 @@ def bulk_load(
         return
     if reduction is None:
         begin_write(ck, where, offsets[chosen], sizes[chosen])
+    ck.launch.async_bytes += int(sizes[good].sum())
     ck.asyncs.issue(
         BulkCopy(
             to.instruction, lanes[chosen], signals, start[chosen], where * stride + offsets[chosen],
@@ -358,6 +359,7 @@ def bulk_store(
     chosen = np.flatnonzero(good & fine)
     if not len(chosen):
         return
+    ck.launch.async_bytes += int(sizes[chosen].sum())
     marks = None if octets is None else _flat(octets.astype(np.int64), co)[chosen]
     ck.asyncs.issue(
         BulkCopy(
@@ -406,7 +408,43 @@ def copies_arrive(site: Site, address: Array, increment: bool, co: Cohort, ck: C
         ck.asyncs.issue(operation)
 
 
+class NothingToCancel(Operation):
+    """clusterlaunchcontrol.try_cancel: the response says that nothing was canceled."""
+
+    def __init__(self, site: Site, lanes: Array, slots: Array, target: Array) -> None:
+        super().__init__(site.instruction, lanes, slots, np.full(len(lanes), 16, np.int64))
+        self.target = target
+
+    def apply(self, ck: Chunk, chosen: Array) -> None:
+        """Write the responses: zeros."""
+        index = (self.target[chosen][:, None] + np.arange(16)).ravel()
+        ck.space_shared.data[1][index] = 0
+        ck.space_shared.shadow[1][index] = 1
+
+
+def try_cancel(
+    to: Site, target: Array, signal: Site, barrier: Array, every: bool, co: Cohort, ck: Chunk
+) -> None:
+    """clusterlaunchcontrol.try_cancel; with `every` each CTA of the cluster gets the response."""
+    sizes = np.full(co.lanes, 16, np.int64)
+    rows, offsets, good = _shared_spans(to, target, sizes, co, ck)
+    slots = _flat(ck.mbarriers.locate(signal, barrier, co), co)
+    chosen = np.flatnonzero(_same_cta(to, rows, slots, good, co, ck))
+    count = ck.cluster.size if every else 1
+    banks = ck.mbarriers.banks
+    where = rows[chosen]
+    if every:
+        where = (where - where % count)[:, None] + np.arange(count)
+    chosen, where = np.repeat(chosen, count), where.ravel()
+    if len(chosen):
+        begin_write(ck, where, offsets[chosen], sizes[chosen])
+        at = where * ck.space_shared.stride + offsets[chosen]
+        signals = slots[chosen] // banks * banks + where
+        ck.asyncs.issue(NothingToCancel(to, lanes_of(co)[chosen], signals, at))
+
+
 NAMES: dict[str, Any] = {
+    "try_cancel": try_cancel,
     "bulk_load": bulk_load,
     "bulk_store": bulk_store,
     "remote_store": remote_store,

@@ -172,6 +172,7 @@ def compile_kernel(module: Module, kernel: Kernel, traced: bool = False) -> Prog
     dtypes = {
         key: NUMPY[context.storage(register)]
         for register in kernel.registers
+        if context.width(register) <= 64
         for key in context.keys(register)
     }
     live = tuple(frozenset(key for n in b.live_in for key in context.keys(n)) for b in blocks)

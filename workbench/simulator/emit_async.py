@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Sink, Vector
+from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Reg, Sink, Vector
 from workbench.simulator import atomics, bulk, cluster, mbarrier
 from workbench.simulator.access import Site
 from workbench.simulator.emit_memory import _address, _site
 from workbench.simulator.emitter import Emitter
-from workbench.simulator.values import INTEGERS
+from workbench.simulator.values import INTEGERS, Value
 
 NAMES: dict[str, Any] = {
     "mbarrier_init": mbarrier.init,
@@ -45,6 +45,10 @@ def emit(e: Emitter, item: Instruction) -> bool:
         return _remote_store(e, item)
     if opcode == "cp" and "tensor" not in m:
         return _copy(e, item)
+    if opcode == "clusterlaunchcontrol":
+        return _launch_control(e, item)
+    if opcode == "ld" and m[-1] == "b128":
+        return _wide_load(e, item)
     return False
 
 
@@ -183,6 +187,47 @@ def _remote_store(e: Emitter, item: Instruction) -> bool:
     values = ", ".join(e.view(e.operand(x, width), INTEGERS[width]) for x in elements)
     signal, at = here(e, barrier, 8, narrow=narrow)
     e.code.do(f"remote_store({site}, {a}, ({values},), {signal}, {at}, {op!r}, {kind!r}, co, ck)")
+    return True
+
+
+def _launch_control(e: Emitter, item: Instruction) -> bool:
+    """All CTAs of a grid run from its start here, so no launch is left to cancel."""
+    m = item.modifiers
+    if m[0] == "try_cancel":
+        every = "multicast::cluster::all" in m
+        rest = tuple(x for x in m[1:] if x not in ("multicast::cluster::all", "shared::cta"))
+        if rest != ("async", _COMPLETION, "b128"):
+            return False
+        narrow = "shared::cta" in m
+        to, a = here(e, item.operands[0], 16, narrow=narrow)
+        signal, at = here(e, item.operands[1], 8, narrow=narrow)
+        e.code.do(f"try_cancel({to}, {a}, {signal}, {at}, {every}, co, ck)")
+        return True
+    if m[0] != "query_cancel" or m[-1] != "b128":
+        return False
+    response = item.operands[1]
+    if not isinstance(response, Reg):
+        return False
+    low = e.part(e.value(response.name), 0)
+    if m[1:] == ("is_canceled", "pred", "b128"):
+        e.put(item.operands[0], "b", e.code.let(f"{e.view(low, 'u64')} != {e.context.constant(0, 'u64')}"))
+        return True
+    nothing = Value(32, {"u32": e.context.constant(0xFFFF_FFFF, "u32")})
+    if m[1].startswith("get_first_ctaid"):
+        first = item.operands[0]
+        for x in first.elements if isinstance(first, Vector) else (first,):
+            e.assign(x, nothing)
+        return True
+    return False
+
+
+def _wide_load(e: Emitter, item: Instruction) -> bool:
+    if item.modifiers not in (("shared", "b128"), ("shared::cta", "b128")):
+        return False
+    a, offset = _address(e, item.operands[1], "shared")
+    raw = e.code.let(f"load_shared({_site(e, item, 'shared', 16, offset)}, {a}, co, ck)")
+    low, high = e.code.let_many(2, f"planes({raw}, u64, 2)")
+    e.assign(item.operands[0], Value(128, pair=(Value(64, {"u64": low}), Value(64, {"u64": high}))))
     return True
 
 

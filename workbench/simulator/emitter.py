@@ -132,6 +132,8 @@ class Emitter:
         if register in self.values:
             return self.values[register]
         context = self.context
+        if context.width(register) > 64:
+            self.fail(f"{register}, a 128-bit register, across basic blocks")
         take = register not in self.block.live_out or register in self.block.defined
         method = "r.pop({0!r})" if take else "r[{0!r}]"
         storage = context.storage(register)
@@ -341,6 +343,8 @@ class Emitter:
         block, context = self.block, self.context
         for name in sorted(self.written & block.live_out):
             value = self.values[name]
+            if context.width(name) > 64:
+                self.fail(f"{name}, a 128-bit register, across basic blocks")
             storage = context.storage(name)
             if name in context.pairs:
                 for which, key in enumerate(context.keys(name)):

@@ -234,7 +234,7 @@ class Mbarriers:
         waits = ~np.broadcast_to(done, shape).ravel()
         lanes = lanes_of(co)[waits]
         spread = np.broadcast_to(slots, shape).ravel()[waits]
-        self._polled.append(np.unique(spread))
+        self._polled.append(np.broadcast_to(slots, done.shape)[~done])
         slot, goal, index = self._last
         slot[lanes] = spread
         goal[lanes] = np.broadcast_to(phase, shape).ravel()[waits]

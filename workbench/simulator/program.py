@@ -7,7 +7,7 @@ instructions keep their predicate and are executed as a selection.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from workbench.errors import WorkbenchError
@@ -122,7 +122,10 @@ def is_poll(instruction: Instruction) -> bool:
 
 def _guarded(instruction: Instruction) -> bool:
     return instruction.predicate is not None and (
-        instruction.opcode in _SIDE_EFFECTS or _is_barrier(instruction) or is_warp_synchronous(instruction)
+        instruction.opcode in _SIDE_EFFECTS
+        or instruction.modifiers[:1] == ("try_cancel",)
+        or _is_barrier(instruction)
+        or is_warp_synchronous(instruction)
     )
 
 
@@ -250,9 +253,7 @@ def _guard(block: Block, item: Instruction, index: int) -> None:
 
 
 def _bare(item: Instruction) -> Instruction:
-    return Instruction(
-        item.opcode, item.modifiers, item.operands, item.line, None, False, item.loc, text=item.text
-    )
+    return replace(item, predicate=None, negated=False)
 
 
 def _is_printf(item: Instruction) -> bool:
