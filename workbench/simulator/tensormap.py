@@ -20,9 +20,9 @@ Words of 32 bits, little-endian; dimension 0 is the innermost:
     15..31   0 in tile mode
 
 Assumed: that bits 18..17 of word 2 are the L2 promotion (CuTe DSL always writes 2; it has no effect on
-results). Bit 21 is set for tensors of 128 KiB and more (public encoders clear it below that; `tensormap.replace`
-of the address clears it too) and does not change what is copied. All bits not named are not known: a map that
-sets one is refused, as are im2col maps, interleaved maps and the 96-byte swizzle.
+results). Bit 21 is set for tensors of 128 KiB and more (public encoders clear it below that, and
+`tensormap.replace` of the address clears it too) and does not change what is copied. All bits not named are
+not known: a map that sets one is refused, as are im2col maps, interleaved maps and the 96-byte swizzle.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def decode(raw: bytes) -> TensorMap:
         fill_nan=bool(flags >> 15 & 1),
         l2_promotion=flags >> 17 & 3,
     )
-    steps = zip(result.dims[1:], result.strides, strict=True)
-    extent = result.dims[0] // result.element.group * result.element.data + sum((d - 1) * stride for d, stride in steps)
+    outer = sum((d - 1) * stride for d, stride in zip(result.dims[1:], result.strides, strict=True))
+    extent = result.dims[0] // result.element.group * result.element.data + outer
     if flags & _LARGE and extent < _LARGE_FROM:
         raise TensorMapError(
             f"a tensor map sets bit 21 of word 2, which says 128 KiB or more, for {extent} bytes"
