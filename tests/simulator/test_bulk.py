@@ -426,3 +426,55 @@ def test_hints_fences_and_register_counts_are_accepted() -> None:
 def test_a_store_after_ordinary_stores_needs_a_proxy_fence() -> None:
     body = STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("fence.proxy.async.shared::cta;", "")
     assert go(body, {"out": (32, np.uint32)}).rules == ["proxy-fence-missing"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_groups_of_ctas_that_poll_flags_and_mbarriers(seed: int) -> None:
+    """CTA 0 waits for a flag of CTA 1, then loads what CTA 1 stored; its other warp waits for the load."""
+    body = INIT + """
+    setp.eq.u32 %p4, %r50, 1;
+    @%p4 bra WRITER;
+    @%p1 bra READER;
+    POLL:
+    ld.acquire.gpu.global.u32 %r9, [%flag];
+    setp.eq.u32 %p3, %r9, 0;
+    @%p3 bra POLL;
+    fence.proxy.async;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
+    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%y], 256, [%r2];
+    READER:
+    """ + wait("W", "0") + """
+    add.u32 %r5, %r4, %r3;
+    ld.shared.u32 %r6, [%r5];
+    mul.wide.u32 %d3, %r1, 4;
+    add.s64 %d3, %d3, %out;
+    st.global.u32 [%d3], %r6;
+    bra END;
+    WRITER:
+    add.u32 %r5, %r4, %r3;
+    mul.lo.u32 %r6, %r1, 5;
+    st.shared.u32 [%r5], %r6;
+    fence.proxy.async.shared::cta;
+    bar.sync 1;
+    @%p1 bra END;
+    cp.async.bulk.global.shared::cta.bulk_group [%y], [%r4], 256;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    fence.proxy.async;
+    mov.u32 %r7, 1;
+    st.release.gpu.global.u32 [%flag], %r7;
+    END:
+    """  # fmt: skip
+    buffers = {"out": (64, np.uint32), "flag": np.zeros(1, np.uint32), "y": (64, np.uint32)}
+    result = clean(go(body, buffers, grid=2, block=64, chunk_lanes=64, seed=seed))
+    np.testing.assert_array_equal(result["out"], 5 * np.arange(64))
+
+
+def test_reductions_of_many_processes_lose_nothing() -> None:
+    body = STORE.replace(
+        "cp.async.bulk.global.shared::cta.bulk_group [%d2], [%r4], 128;",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%y], [%r4], 128;",
+    ).replace("WAIT", "cp.async.bulk.wait_group 0;")
+    buffers = {"out": (32, np.uint32), "y": np.zeros(32, np.uint32)}
+    result = clean(go(body, buffers, grid=64, processes=2, chunk_lanes=256))
+    np.testing.assert_array_equal(result["y"], 64 * np.arange(32) + 1000 * 63 * 32)

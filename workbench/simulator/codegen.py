@@ -28,7 +28,10 @@ from workbench.simulator.emitter import Context, Emitter
 from workbench.simulator.program import Block, UnsupportedInstruction, lower
 from workbench.simulator.values import NUMPY, Fact
 
-_FAMILIES = (emit_tensor, emit_async, emit_memory, emit_multimem, emit_warp, emit_matrix, emit_wgmma, emit_tcgen05, emit_control, emit_alu)
+_FAMILIES = (
+    emit_tensor, emit_async, emit_memory, emit_multimem, emit_warp, emit_matrix, emit_wgmma, emit_tcgen05,
+    emit_control, emit_alu,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -178,7 +181,7 @@ def compile_kernel(module: Module, kernel: Kernel, traced: bool = False) -> Prog
     live = tuple(frozenset(key for n in b.live_in for key in context.keys(n)) for b in blocks)
     items = [i for b in blocks for i in (*b.instructions, *((b.instruction,) if b.instruction else ()))]
     spins = any(b.polls_memory for b in blocks)
-    atomics = any(i.opcode in ("atom", "red", "multimem") and "shared" not in i.modifiers for i in items)
+    atomics = any(_meets_others(i) for i in items)
     return Program(
         kernel=kernel,
         blocks=blocks,
@@ -194,6 +197,14 @@ def compile_kernel(module: Module, kernel: Kernel, traced: bool = False) -> Prog
         communicates=spins or atomics,
         source=source,
     )
+
+
+def _meets_others(item: Instruction) -> bool:
+    """Whether an instruction combines values in memory that CTAs of other clusters share."""
+    if item.opcode == "cp":
+        return item.modifiers[0] == "reduce"
+    shared = any(m.startswith("shared") for m in item.modifiers)
+    return item.opcode in ("atom", "red", "multimem") and not shared
 
 
 def _update_facts(context: Context, blocks: tuple[Block, ...], emitted: dict[int, Emitter]) -> set[int]:

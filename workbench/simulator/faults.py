@@ -20,6 +20,8 @@ FIXES = {
     "warp-divergence": "bring the named lanes together, or leave them out of the member mask",
     "inactive-lane": "shuffle among lanes that take part; run matrix instructions with whole warps",
     "multimem-order": "use multimem instructions on multicast addresses, ordinary ones on a rank's own",
+    "mbarrier-phase": "initialise once, arrive as often as the count says, wait for the phase that was begun",
+    "cluster-barrier": "pair arrive with wait; end with a cluster barrier if peers access shared memory",
     "proxy-fence-missing": "let the threads that wrote execute fence.proxy.async before the barrier",
     "tcgen05-order": "wait for the barrier of a later commit; after loads and stores, wait::ld and wait::st",
     "wgmma-order": "wgmma.fence before the first wgmma that uses registers; touch them after wait_group",

@@ -32,7 +32,8 @@ class SimulationOptions:
     """Processes that share the CTAs of launches whose CTAs do not depend on each other."""
     seed: int = 0
     """0 runs the lowest block first, which is fast; any other number picks schedules at random: the order
-    of CTA groups and, where lanes have diverged, which of them go on. A kernel without races gives the same
+    of CTA groups and, where lanes have diverged, which of them go on; and lets a try_wait that could succeed
+    come too early now and then. A kernel without races gives the same
     result."""
     check_memory: bool = True
     """Check bounds, alignment and initialisation of every access. Without it only address faults that would
