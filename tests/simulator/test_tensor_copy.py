@@ -312,14 +312,14 @@ def test_uninitialised_map_and_unknown_bits_are_refused() -> None:
         Run(load(2, 512, where="%d2"), plain, (0, 0), X, raw=bytes(128))
 
 
-def test_tf32_and_gather_are_refused() -> None:
+def test_tf32_and_im2col_are_refused() -> None:
     def tf32(address: int) -> TensorMap:
         return TensorMap(address, BY_NAME["tf32"], (32, 8), (128,), (32, 4))
 
     with pytest.raises(UnsupportedInstruction, match="tf32"):
         Run(load(2, 512), tf32, (0, 0), X)
-    text = load(2, 512, form="shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes")
-    with pytest.raises(UnsupportedInstruction, match="gather4"):
+    text = load(2, 512, form="shared::cta.global.im2col.mbarrier::complete_tx::bytes")
+    with pytest.raises(UnsupportedInstruction, match="im2col"):
         Run(text, plain, (0, 0), X)
 
 
@@ -435,3 +435,61 @@ def test_the_kernels_of_these_tests_assemble(rank: int, arch: str) -> None:
     assert complaint(store(rank, arch=arch), arch) == ""
     for op in ("add", "min", "max", "inc", "dec", "and", "or", "xor"):
         assert complaint(store(rank, reduce=op, arch=arch), arch) == ""
+
+
+ROWS = (3, 7, -1, 0)
+
+
+def single(address: int) -> TensorMap:
+    return TensorMap(address, BY_NAME["u32"], (64, 8), (256,), (32, 1), swizzle=SWIZZLE_128B)
+
+
+def narrow(address: int) -> TensorMap:
+    return TensorMap(address, BY_NAME["u32"], (64, 8), (256,), (16, 1))
+
+
+@pytest.mark.parametrize(("make", "width"), [(single, 32), (narrow, 16)])
+@pytest.mark.parametrize("base", [0, 384])
+def test_gather4(make: Any, width: int, base: int) -> None:
+    """Four rows of a tensor become four rows of a tile, swizzled as one box; a row outside is zero."""
+    x = np.arange(512, dtype=np.uint32)
+    form = "shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes"
+    five = "{%r10, %r11, %r12, %r13, %r14}"
+    text = load(2, 16 * width, base, form=form).replace("{%r10, %r11}", five)
+    assert complaint(text) == ""
+    run = Run(text, make, (32, *ROWS), x)
+    assert run.outcome.completed and run.rules == []
+    expected = np.full(SHARED, SENTINEL, np.uint8)
+    for i, row in enumerate(ROWS):
+        for b in range(4 * width):
+            at = base + i * 4 * width + b
+            at ^= (at >> 7 & 7) << 4 if make is single else 0
+            expected[at] = x.view(np.uint8)[row * 256 + 128 + b] if row >= 0 else 0
+    assert (run.out == expected).all()
+
+
+def test_scatter4() -> None:
+    x = np.arange(512, dtype=np.uint32)
+    out = np.random.default_rng(9).integers(0, 255, SHARED).astype(np.uint8)
+    text = store(2, 128).replace(".tile.bulk_group", ".tile::scatter4.bulk_group")
+    text = text.replace("{%r10, %r11}", "{%r10, %r11, %r12, %r13, %r14}")
+    assert complaint(text) == ""
+    run = Run(text, single, (32, *ROWS), x, out)
+    assert run.rules == []
+    expected = x.view(np.uint8).copy()
+    for i, row in enumerate(ROWS):
+        for b in range(128):
+            at = 128 + i * 128 + b
+            at ^= (at >> 7 & 7) << 4
+            if row >= 0:
+                expected[row * 256 + 128 + b] = out[at]
+    assert (run.x == expected).all()
+
+
+def test_gather4_wants_a_box_of_one_row_and_room_for_four() -> None:
+    form = "shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes"
+    five = "{%r10, %r11, %r12, %r13, %r14}"
+    with pytest.raises(UnsupportedInstruction, match="box of 4 rows"):
+        Run(load(2, 512, form=form).replace("{%r10, %r11}", five), plain, (0, 0, 1, 2, 3), X)
+    text = load(2, 512, SHARED - 256, form=form).replace("{%r10, %r11}", five)
+    assert "out-of-bounds" in Run(text, single, (0, 0, 1, 2, 3), np.arange(512, dtype=np.uint32)).rules

@@ -46,12 +46,14 @@ def _only(e: Emitter, modifiers: tuple[str, ...], known: set[str]) -> None:
             e.fail(f"modifier .{m}")
 
 
-def _map(e: Emitter, item: Instruction, operand: Operand, rank: int) -> tuple[str, str, str]:
+def _map(e: Emitter, item: Instruction, operand: Operand, rank: int, lines: int = 1) -> tuple[str, str, str]:
     """Return site, generic address and coordinates of a tensor operand, as Python expressions."""
     if not isinstance(operand, TensorAddress) or operand.offsets:
         e.fail("no tile-mode tensor operand")
         raise AssertionError
-    if len(operand.coordinates) != rank:
+    if lines > 1 and rank != 2:
+        e.fail(f"rank {rank}")
+    if len(operand.coordinates) != (rank if lines == 1 else 1 + lines):
         e.fail(f"{len(operand.coordinates)} coordinates")
     a, offset = _address(e, operand.base, "generic")
     if offset:
@@ -67,13 +69,14 @@ def _place(e: Emitter, item: Instruction, operand: Operand, size: int) -> tuple[
 
 def _load(e: Emitter, item: Instruction, rank: int) -> bool:
     m = item.modifiers
-    known = {"shared::cta", "shared::cluster", "global", "tile", "mbarrier::complete_tx::bytes",
+    known = {"shared::cta", "shared::cluster", "global", "tile", "tile::gather4", "mbarrier::complete_tx::bytes",
              "multicast::cluster", "cta_group::1", "cta_group::2", "L2::cache_hint"}  # fmt: skip
     _only(e, m, known)
     if "global" not in m or "mbarrier::complete_tx::bytes" not in m:
         return False
     target, tensor, barrier, *rest = item.operands
-    site, maps, coordinates = _map(e, item, tensor, rank)
+    lines = 4 if "tile::gather4" in m else 1
+    site, maps, coordinates = _map(e, item, tensor, rank, lines)
     to, at = _place(e, item, target, 16)
     signal, bar = _place(e, item, barrier, 8)
     if "L2::cache_hint" in m:
@@ -89,7 +92,7 @@ def _load(e: Emitter, item: Instruction, rank: int) -> bool:
     leader = pair and _points_to_leader(e, barrier)
     e.code.do(
         f"tensor_load({site}, {maps}, {coordinates}, {to}, {at}, {signal}, {bar}, {mask}, {pair}, {leader}, "
-        "co, ck)"
+        f"{lines}, co, ck)"
     )
     return True
 
@@ -138,15 +141,18 @@ def _store(e: Emitter, item: Instruction, rank: int) -> bool:
         reduction = next((x for x in m if x in OPERATIONS), "")
         if not reduction:
             e.fail("no operation")
-    _only(e, m, {"global", "shared::cta", "tile", "bulk_group", "L2::cache_hint", reduction})
+    _only(
+        e, m, {"global", "shared::cta", "tile", "tile::scatter4", "bulk_group", "L2::cache_hint", reduction}
+    )
     if m.index("global") > m.index("shared::cta"):
         return False
     tensor, source, *rest = item.operands
     if len(rest) != ("L2::cache_hint" in m):
         return False
-    site, maps, coordinates = _map(e, item, tensor, rank)
+    lines = 4 if "tile::scatter4" in m else 1
+    site, maps, coordinates = _map(e, item, tensor, rank, lines)
     origin, at = _place(e, item, source, 16)
-    e.code.do(f"tensor_store({site}, {maps}, {coordinates}, {origin}, {at}, {reduction!r}, co, ck)")
+    e.code.do(f"tensor_store({site}, {maps}, {coordinates}, {origin}, {at}, {reduction!r}, {lines}, co, ck)")
     return True
 
 

@@ -197,6 +197,41 @@ def _index(tile: Tile, row: int, offset: int, ck: Chunk) -> tuple[Array, int]:
     return (relative + (row * ck.space_shared.stride + offset)) >> (size.bit_length() - 1), size
 
 
+def _lines(
+    site: Site, maps: Array, coordinates: tuple[Array, ...], lines: int, co: Cohort, ck: Chunk, write: bool
+) -> list[list[Tile | None]]:
+    """Return the tiles of each lane: one list, or one for each row of gather4 and scatter4."""
+    if lines == 1:
+        return [_tiles(site, maps, coordinates, co, ck, write)]
+    groups = [_tiles(site, maps, (coordinates[0], row), co, ck, write) for row in coordinates[1:]]
+    for tile in groups[0]:
+        if tile is not None and tile.box.tensor.box[1] != 1:
+            reason = f"gather4 or scatter4 with a box of {tile.box.tensor.box[1]} rows: it must be 1"
+            raise UnsupportedInstruction(site.instruction, reason)
+    return groups
+
+
+def _lines_fit(site: Site, groups: list[list[Tile | None]], offsets: Array, co: Cohort, ck: Chunk) -> None:
+    """Report lanes whose further rows lie outside shared memory, and take their tiles away."""
+    outside = np.zeros(co.lanes, bool)
+    for lane, tile in enumerate(groups[0]):
+        if tile is not None and len(groups) > 1:
+            end = int(offsets[lane]) + (len(groups) - 1) * tile.box.row
+            _, low, high = tile.box.granules(end + SHARED_BASE)
+            outside[lane] = end + low < 0 or end + high > ck.space_shared.size
+            if outside[lane]:
+                groups[0][lane] = None
+    if outside.any():
+        text = f"the box of a tensor copy does not fit into the {ck.space_shared.size} bytes of shared memory"
+        ck.report("out-of-bounds", site.instruction, text, co, outside.reshape(co.shape))
+
+
+def _pieces(groups: list[list[Tile | None]], lane: int) -> list[tuple[Tile, int]]:
+    """Return the tiles of a lane, each with its distance in shared memory from the first."""
+    found = [(tiles[lane], i) for i, tiles in enumerate(groups)]
+    return [(tile, i * tile.box.row) for tile, i in found if tile is not None]
+
+
 # -- operations ----------------------------------------------------------------------------------
 
 
@@ -328,7 +363,7 @@ class TensorStore(Operation):
 
 def tensor_load(
     where: Site, maps: Array, coordinates: tuple[Array, ...], to: Site, target: Array, signal: Site,
-    barrier: Array, mask: Array | None, pair: bool, leader: bool, co: Cohort, ck: Chunk,
+    barrier: Array, mask: Array | None, pair: bool, leader: bool, lines: int, co: Cohort, ck: Chunk,
 ) -> None:  # fmt: skip
     """cp.async.bulk.tensor to shared memory.
 
@@ -340,11 +375,14 @@ def tensor_load(
         mask: destination CTAs of a multicast by rank.
         pair: `.cta_group::2`: the mbarrier may be in the other CTA of the pair.
         leader: the mbarrier's address had its bit 24 cleared: it is in the even CTA of the pair.
+        lines: 4 in the mode `.tile::gather4`, whose coordinates are a column and four rows; else 1.
         co: the issuing lanes.
         ck: their chunk.
     """
-    tiles = _tiles(where, maps, coordinates, co, ck, write=False)
+    groups = _lines(where, maps, coordinates, lines, co, ck, write=False)
+    tiles = groups[0]
     rows, offsets = _shared(to, target, tiles, co, ck)
+    _lines_fit(to, groups, offsets, co, ck)
     banks, size = ck.mbarriers.banks, ck.cluster.size
     if leader and size > 1:
         even = co.special("%cluster_ctarank").astype(np.int64) & ~1
@@ -353,7 +391,7 @@ def tensor_load(
     column, home = slots // banks, slots % banks
     lanes = lanes_of(co)
     masks = np.broadcast_to(mask, co.shape).ravel().tolist() if mask is not None else None
-    elements: list[tuple[int, Tile, int, int]] = []
+    elements: list[tuple[int, Tile, int, int, int]] = []
 
     def complain(rule: str, lane: int, text: str) -> None:
         ck.report(rule, where.instruction, text, co, (np.arange(co.lanes) == lane).reshape(co.shape))
@@ -375,33 +413,42 @@ def tensor_load(
                     "mbarrier-phase", lane, "the mbarrier of a tensor copy is not in its destination's CTA"
                 )
                 continue
-            elements.append((lane, tile, row, int(slots[lane])))
+            for line, shift in _pieces(groups, lane):
+                elements.append((lane, line, row, int(slots[lane]), shift))
             continue
         if masks[lane] >> size or not masks[lane]:
             complain("out-of-bounds", lane, f"a multicast to CTAs {masks[lane]:#x} of a cluster of {size}")
         for r in range(size):
             if masks[lane] >> r & 1:
                 signalled = (r & ~1 | int(home[lane]) % size & 1) if pair else r
-                elements.append((lane, tile, first + r, int(column[lane]) * banks + first + signalled))
+                slot = int(column[lane]) * banks + first + signalled
+                for line, shift in _pieces(groups, lane):
+                    elements.append((lane, line, first + r, slot, shift))
     if not elements:
         return
     which = np.array([e[0] for e in elements])
-    ck.launch.async_bytes += sum(tiles[k].box.nbytes for k in set(which.tolist()))
+    ck.launch.async_bytes += sum(t.box.nbytes for k in set(which.tolist()) for t, _ in _pieces(groups, k))
     ck.asyncs.issue(
         TensorLoad(
             where, lanes[which], np.array([e[3] for e in elements], np.int64), [e[1] for e in elements],
-            np.array([e[2] for e in elements], np.int64), offsets[which], ck,
+            np.array([e[2] for e in elements], np.int64),
+            offsets[which] + np.array([e[4] for e in elements], np.int64), ck,
         )
     )  # fmt: skip
 
 
 def tensor_store(
     where: Site, maps: Array, coordinates: tuple[Array, ...], origin: Site, source: Array, reduction: str,
-    co: Cohort, ck: Chunk,
+    lines: int, co: Cohort, ck: Chunk,
 ) -> None:  # fmt: skip
-    """cp.async.bulk.tensor to global memory, or cp.reduce.async.bulk.tensor with `reduction`."""
-    tiles = _tiles(where, maps, coordinates, co, ck, write=True)
+    """cp.async.bulk.tensor to global memory, or cp.reduce.async.bulk.tensor with `reduction`.
+
+    `lines` is 4 in the mode `.tile::scatter4`, whose coordinates are a column and four rows; else 1.
+    """
+    groups = _lines(where, maps, coordinates, lines, co, ck, write=True)
+    tiles = groups[0]
     rows, offsets = _shared(origin, source, tiles, co, ck)
+    _lines_fit(origin, groups, offsets, co, ck)
     chosen: list[int] = []
     for lane, tile in enumerate(tiles):
         if tile is None:
@@ -413,13 +460,12 @@ def tensor_store(
             raise UnsupportedInstruction(where.instruction, f"reduction .{reduction} on .{element.name}")
         chosen.append(lane)
     if chosen:
-        which = np.array(chosen)
-        good = [t for t in tiles if t is not None]
+        pieces = [(lane, *piece) for lane in chosen for piece in _pieces(groups, lane)]
+        which, good = np.array([p[0] for p in pieces]), [p[1] for p in pieces]
+        at = offsets[which] + np.array([p[2] for p in pieces], np.int64)
         ck.launch.async_bytes += sum(t.box.nbytes for t in good)
-        _check_fence(where, good, which, rows, offsets, co, ck)
-        ck.asyncs.issue(
-            TensorStore(where, lanes_of(co)[which], good, rows[which], offsets[which], reduction, ck)
-        )
+        _check_fence(where, good, which, rows[which], at, co, ck)
+        ck.asyncs.issue(TensorStore(where, lanes_of(co)[which], good, rows[which], at, reduction, ck))
 
 
 def _check_fence(
@@ -429,10 +475,9 @@ def _check_fence(
     proxies = ck.space_shared.proxies
     if proxies is None:
         return
-    for tile, lane in zip(tiles, lanes.tolist(), strict=True):
+    for tile, lane, row, offset in zip(tiles, lanes.tolist(), rows.tolist(), offsets.tolist(), strict=True):
         if tile.window.shape:
-            row = int(rows[lane])
-            index, size = _index(tile, row, int(offsets[lane]), ck)
+            index, size = _index(tile, row, offset, ck)
             byte = proxies.unfenced(row, index * size >> 4)
             if byte is not None:
                 mask = (np.arange(co.lanes) == lane).reshape(co.shape)
