@@ -69,8 +69,9 @@ def _place(e: Emitter, item: Instruction, operand: Operand, size: int) -> tuple[
 
 def _load(e: Emitter, item: Instruction, rank: int) -> bool:
     m = item.modifiers
-    known = {"shared::cta", "shared::cluster", "global", "tile", "tile::gather4", "mbarrier::complete_tx::bytes",
-             "multicast::cluster", "cta_group::1", "cta_group::2", "L2::cache_hint"}  # fmt: skip
+    known = {"shared::cta", "shared::cluster", "global", "tile", "tile::gather4",
+             "mbarrier::complete_tx::bytes", "multicast::cluster", "cta_group::1", "cta_group::2",
+             "L2::cache_hint"}  # fmt: skip
     _only(e, m, known)
     if "global" not in m or "mbarrier::complete_tx::bytes" not in m:
         return False
