@@ -68,6 +68,56 @@ def test_f16_gemm(server, n, k):
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5)
 
 
+LOADS = {
+    "16x256b": "Ld16x256bOp(tcgen05.Repetition.x8)",
+    "16x128b": "Ld16x128bOp(tcgen05.Repetition.x4)",
+    "16x64b": "Ld16x64bOp(tcgen05.Repetition.x8)",
+    "16x32bx2": "Ld16x32bx2Op(tcgen05.Repetition.x16)",
+}
+
+
+@pytest.mark.parametrize("shape", LOADS)
+def test_64_rows_through_every_load_shape(server, shape):
+    """CuTe DSL's own layouts of accumulators and register fragments agree with the simulator's."""
+    source = GEMM.replace("Ld32x32bOp(tcgen05.Repetition.x32)", LOADS[shape])
+    assert source != GEMM
+    square = [(name, (64, 64), "f16", role) for name, role in (("a", "activation"), ("b", "weight"))]
+    artifact = compiled(
+        server, source, {"M": 64, "N": 64, "K": 64}, [*square, ("c", (64, 64), "f32", "output")]
+    )
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
+    outcome, c = executed(artifact, {"a": a, "b": b}, (64, 64))
+    assert outcome.completed and outcome.findings == ()
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (256, 64), (32, 32)])
+def test_mn_major_gemm(server, n, k):
+    """Operands whose rows along K are contiguous along M and N; CuTe DSL chooses swizzle and descriptors."""
+    source = GEMM
+    layout = "cute.make_layout((self.{2}, self.k), stride=(1, self.{2}))"
+    turned = "partition_{0}(cute.make_tensor({1}.iterator, " + layout + "))"
+    for old, new in (
+        ("tcgen05.OperandMajorMode.K", "tcgen05.OperandMajorMode.MN"),
+        ("partition_A(a)", turned.format("A", "a", "m")),
+        ("partition_B(b)", turned.format("B", "b", "n")),
+    ):  # fmt: skip
+        assert old in source
+        source = source.replace(old, new)
+    buffers = [
+        ("a", (k, 128), "f16", "activation"),
+        ("b", (k, n), "f16", "weight"),
+        ("c", (128, n), "f32", "output"),
+    ]
+    artifact = compiled(server, source, {"M": 128, "N": n, "K": k}, buffers)
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((k, size)).astype(np.float16) for size in (128, n))
+    outcome, c = executed(artifact, {"a": a, "b": b}, (128, n))
+    assert outcome.completed and outcome.findings == ()
+    np.testing.assert_allclose(c, a.astype(np.float64).T @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("bits", "vector", "k"), [(8, 32, 128), (4, 32, 256), (4, 16, 256)])
 def test_block_scaled_gemm(server, bits, vector, k):
     """mxf8, mxf4 and nvf4, their scale factors copied to tensor memory by tcgen05.cp."""
