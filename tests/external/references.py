@@ -103,3 +103,68 @@ def kda(
     o = torch.einsum("bhvk,bhk->bhv", s, q)
     out = rounded(rms(o, eps) * w["norm"] * torch.sigmoid(f["gate"]))
     return out, s, taps[:, 1:]
+
+
+def mx_exponent(largest: Tensor, floor: bool = False) -> Tensor:
+    """E8M0 codes of blocks with these largest magnitudes: e4m3 values reach 1.75 * 2^8.
+
+    Rounds up where the mantissa is above 1.75; `floor` never does, and saturates.
+    """
+    bits = largest.float().view(torch.int32)
+    exponent, mantissa = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    code = exponent - 8
+    if not floor:
+        code = code + (mantissa > 0x600000).int()
+    return torch.where(exponent == 0, 0, code.clamp(0, 254))
+
+
+def mx_quantise(x: Tensor, floor: bool = False) -> tuple[Tensor, Tensor]:
+    """e4m3 values (as float64) and E8M0 codes of blocks of 32."""
+    blocks = x.double().unflatten(-1, (-1, 32))
+    codes = mx_exponent(blocks.abs().amax(-1), floor)
+    scaled = blocks * torch.exp2(127.0 - codes.double())[..., None]
+    limit = 448.0
+    values = scaled.clamp(-limit, limit).float().to(torch.float8_e4m3fn).double()
+    return values.flatten(-2), codes
+
+
+def plan_scales(plan: Tensor, b: int) -> Tensor:
+    """E8M0 codes [B, 112] of an experts plan: 16-byte rows of four codes after 64 rows of 3584 values."""
+    rows = plan[64 * 3584 :].view(64, 28, 16)[:b, :, :4]
+    return rows.reshape(b, 112).int()
+
+
+def mla_query(
+    x: Tensor, q_norm: Tensor, kv_norm: Tensor, qb: Tensor, uk: Tensor, q_inv: float, k_inv: float
+) -> tuple[Tensor, Tensor]:
+    """Quantised query [B, H, 576] and cache row [B, 576] of rows [B, 2112], as float64."""
+    x = x.double()
+    q = rounded(rms(x[:, :1536], EPS) * q_norm.double())
+    kv = rounded(rms(x[:, 1536:2048], EPS) * kv_norm.double())
+    heads = uk.shape[0]
+    q = rounded(q @ qb.double().T).view(-1, heads, 192)
+    latent = rounded(torch.einsum("bhd,hdc->bhc", q[..., :128], uk.double()))
+    return (
+        e4m3(torch.cat((latent, q[..., 128:]), -1) * q_inv),
+        e4m3(torch.cat((kv, x[:, 2048:2112]), -1) * k_inv),
+    )
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """Rounded to e4m3, saturating, as float64."""
+    return x.clamp(-448, 448).float().to(torch.float8_e4m3fn).double()
+
+
+def grouped_sum(partials: list[Tensor]) -> Tensor:
+    """Four groups of consecutive ranks summed in FP32, then the groups in order."""
+    size = max(1, len(partials) // 4)
+    groups = []
+    for first in range(0, len(partials), size):
+        total = partials[first].float()
+        for p in partials[first + 1 : first + size]:
+            total = total + p.float()
+        groups.append(total)
+    result = groups[0]
+    for g in groups[1:]:
+        result = result + g
+    return result.double()

@@ -476,3 +476,22 @@ def test_observer_sees_every_access():
 def test_without_checks_wild_accesses_do_no_harm():
     result = lanes("mov.u64 %d1, 64;\nld.global.u32 %r1, [%d1];", 32, check_memory=False)
     assert result.rules == []
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize(("mask", "rules"), [("0xf0f", []), ("0xfff", ["uninitialized-read"])])
+def test_bytes_that_a_pragma_calls_unused_may_be_unwritten(space, mask, rules):
+    at = "s" if space == "shared" else "%x"
+    body = f"""
+    st.{space}.u32 [{at}], 5;
+    st.{space}.u32 [{at}+8], 6;
+    .pragma "used_bytes_mask {mask}";
+    ld.{space}.v4.b32 {{%r2, %r3, %r4, %r5}}, [{at}];
+    add.u32 %r6, %r2, %r4;
+    st.global.u32 [%out], %r6;
+    """
+    buffers = {"out": (1, np.uint32), "x": (4, np.uint32)}
+    text = kernel(body, list(buffers), variables=".shared .align 16 .b8 s[16];")
+    result = run(text, buffers, block=1)
+    assert result.rules == rules
+    assert result["out"][0] == 11

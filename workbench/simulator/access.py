@@ -56,6 +56,7 @@ class Site:
         "size",
         "space",
         "tries",
+        "unused",
     )
 
     def __init__(self, instruction: Instruction, space: str, size: int, offset: int) -> None:
@@ -66,6 +67,9 @@ class Site:
         """What turns an address register into an offset inside the space."""
         self.shift = size.bit_length() - 1
         self.mask = size - 1
+        used = instruction.used_bytes
+        self.unused = b"" if used is None else bytes(~used >> i & 1 for i in range(size))
+        """1 for each byte that is loaded and not used; empty if all are used."""
         self.reset()
 
     @property
@@ -94,12 +98,16 @@ class Site:
         return self._inside[space]
 
 
-def all_written(flags: Array, size: int, shape: tuple[int, ...]) -> Array:
-    """Turn shadow items of `size` bytes into one boolean per lane."""
+def all_written(flags: Array, size: int, shape: tuple[int, ...], unused: bytes = b"") -> Array:
+    """Turn shadow items of `size` bytes into one boolean a lane; bytes set in `unused` do not count."""
     if size <= 8:
+        if unused:
+            flags = flags | np.frombuffer(unused, flags.dtype)
         equal: Array = np.equal(flags, np.array(int("01" * size, 16), flags.dtype))
         return equal
     words = np.ascontiguousarray(flags).view(np.uint64).reshape(*shape, size // 8)
+    if unused:
+        words = words | np.frombuffer(unused, np.uint64)
     result: Array = (words == np.uint64(0x0101010101010101)).all(axis=-1)
     return result
 
@@ -143,7 +151,8 @@ class GlobalSpace:
         return i
 
     def _check_written(self, site: Site, i: Array, co: Cohort, ck: Chunk, a: Allocation | None) -> None:
-        written = all_written(self.shadow[site.size].take(i >> site.shift, mode="clip"), site.size, i.shape)
+        flags = self.shadow[site.size].take(i >> site.shift, mode="clip")
+        written = all_written(flags, site.size, i.shape, site.unused)
         if not written.all():
             bad = ~written
             if a is None:
@@ -317,7 +326,7 @@ class BankedSpace:
             if start <= low and end <= stop:
                 site.low, site.high = start, stop - site.size
                 return
-        written = all_written(self.shadow[site.size].take(at, mode="clip"), site.size, at.shape)
+        written = all_written(self.shadow[site.size].take(at, mode="clip"), site.size, at.shape, site.unused)
         if written.all():
             site.tries += 1
             tries = site.tries

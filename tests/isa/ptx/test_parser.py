@@ -102,6 +102,22 @@ def test_operands(text: str, operands: tuple[object, ...]) -> None:
     assert one(text).operands == operands
 
 
+def test_used_bytes_belong_to_the_next_instruction() -> None:
+    body = """.reg .b32 %r<9>;
+    .pragma "nounroll";
+    .pragma "used_bytes_mask 0xf0f";
+    ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [%r5];
+    mov.b32 %r6, %r1;
+    """
+    m = module(body)
+    first, second = m.kernels[0].instructions
+    assert (first.used_bytes, second.used_bytes) == (0xF0F, None)
+    assert m.kernels[0].directives["body_pragma"] == "nounroll"
+    assert [i.used_bytes for i in parse(print_module(m)).kernels[0].instructions] == [0xF0F, None]
+    with pytest.raises(PtxSyntaxError, match="used_bytes_mask"):
+        module('.pragma "used_bytes_mask x";\nret;')
+
+
 def test_opcode_and_modifiers() -> None:
     i = one(
         "@!%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 16, [%r2];"

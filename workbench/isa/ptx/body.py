@@ -62,6 +62,8 @@ class BodyParser:
         self.items: list[Instruction | Label] = []
         self.branch_targets: dict[str, tuple[str, ...]] = {}
         self.pragmas: list[str] = []
+        self._used_bytes: int | None = None
+        """Of the pragma that applies to the next instruction."""
         self._names = Names()
         self._outside: dict[str, Symbol] = {}
         for name in (*functions, *variables, *params):
@@ -179,13 +181,22 @@ class BodyParser:
             pragma = self.tokens.text[self.at]
             if not pragma.startswith('"'):
                 raise self._fail("a pragma string")
-            self.pragmas.append(pragma[1:-1])
+            if pragma.startswith('"used_bytes_mask '):
+                self._used_bytes = self._mask(pragma)
+            else:
+                self.pragmas.append(pragma[1:-1])
             self.at += 1
             if self.tokens.text[self.at] != ";":
                 raise self._fail("';' after the pragma")
             self.at += 1
         else:
             raise self._fail("an instruction or one of .reg, .shared, .local, .param, .loc, .pragma")
+
+    def _mask(self, pragma: str) -> int:
+        try:
+            return int(pragma[1:-1].split()[1], 0)
+        except ValueError:
+            raise self._fail("a number in the pragma used_bytes_mask") from None
 
     def _registers(self) -> None:
         text = self.tokens.text
@@ -312,8 +323,10 @@ class BodyParser:
                 negated,
                 self._loc,
                 " ".join(written.split()) + ";",
+                self._used_bytes,
             )
         )
+        self._used_bytes = None
         self.at += 1
 
     def _call_operand(self) -> Operand:

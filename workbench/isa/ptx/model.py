@@ -115,6 +115,8 @@ class Instruction:
     loc: Loc | None = None
     text: str = ""
     """The statement as written, white space folded."""
+    used_bytes: int | None = None
+    """Bit i says that byte i of what a load brings is used, by a `.pragma "used_bytes_mask"`; None: all."""
 
     @property
     def name(self) -> str:

@@ -156,6 +156,8 @@ def _kernel(kernel: Kernel, files: dict[str, int]) -> list[str]:
         if item.loc is not None and item.loc != at:
             at = item.loc
             lines.append(f"    {_location(at, files)}")
+        if item.used_bytes is not None:
+            lines.append(f'    .pragma "used_bytes_mask {item.used_bytes:#x}";')
         lines.append(f"    {print_instruction(item)}")
     lines.append("}")
     return lines
