@@ -23,12 +23,16 @@ def rows_of(ranks: int, calls: int = 1, seed: int = 0) -> np.ndarray:
     return rows
 
 
-def reduced(reduction: Reduction, module, rows: np.ndarray, schedule="interleaved", seed=0):
+def reduced(reduction: Reduction, module, rows: np.ndarray, schedule="interleaved", seed=0, late=False):
     for c in range(len(rows)):
         for r in range(rows.shape[1]):
             reduction.fill(r, c, rows[c, r])
     return simulate_ranks(
-        reduction.domain, reduction.launches(module), SimulationOptions(seed=seed), schedule=schedule
+        reduction.domain,
+        reduction.launches(module),
+        SimulationOptions(seed=seed),
+        schedule=schedule,
+        late_stores=late,
     )
 
 
@@ -98,6 +102,27 @@ def test_one_mailbox_parity_is_too_few_when_a_rank_runs_ahead():
         )
         bad += not (outcome.completed and right)
     assert bad > 0
+
+
+@pytest.mark.parametrize("publish", ["multimem", "peers"])
+def test_fragments_that_arrive_in_pieces_need_a_test_of_every_word(publish):
+    rows = rows_of(4, 2)
+    wrong = {1: 0, 4: 0}
+    for words in wrong:
+        for schedule in Schedule:
+            for seed in range(3):
+                reduction = Reduction(4, 2, publish=publish)
+                outcome = reduced(
+                    reduction, all_reduce(4, test_words=words, publish=publish), rows, schedule, seed, True
+                )
+                right = all(
+                    np.array_equal(reduction.output(r, c), expected(rows[c]))
+                    for r in range(4)
+                    for c in range(2)
+                )
+                wrong[words] += not (right and outcome.completed and not outcome.findings)
+    assert wrong[4] == 0
+    assert wrong[1] > 0
 
 
 def test_findings_name_the_rank_and_its_buffer():

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from workbench.errors import WorkbenchError
 from workbench.findings import Finding
 from workbench.isa.ptx import parse
 from workbench.isa.ptx.model import Module
+from workbench.simulator.access import GlobalSpace, Site
 from workbench.simulator.codegen import Program, compile_kernel
 from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, SimulationOptions
@@ -39,6 +40,10 @@ from workbench.simulator.simulate import (
     place_variables,
 )
 from workbench.simulator.trace import Tracer, TraceRecord
+
+if TYPE_CHECKING:
+    from workbench.simulator.cohort import Cohort
+    from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
 
@@ -163,10 +168,84 @@ class _Events:
         self.count = 0
 
 
+class _LateSpace(GlobalSpace):
+    """Global memory as one rank sees it, with vector stores to other ranks that arrive in pieces.
+
+    A vector access is several accesses in no order (PTX ISA 8.2.2): some 4-byte words are there at once, the
+    others when their rank stores again, reads there or ends its launch, or when all ranks wait.
+    """
+
+    def __init__(self, memory: Memory, own: str, random: Random, events: _Events) -> None:
+        super().__init__(memory)
+        self._own, self._random, self._events = own, random, events
+        self._late: tuple[Array, Array] | None = None
+        """Word index and word."""
+
+    def arrive(self) -> bool:
+        """Let what is under way arrive; whether there was anything."""
+        if self._late is None:
+            return False
+        index, words = self._late
+        self._late = None
+        self.data[4][index] = words
+        self.shadow[4][index] = 0x01010101
+        self._events.count += 1
+        return True
+
+    def locate(self, site: Site, address: Array, co: Cohort, ck: Chunk) -> Array:
+        """Check a read; see `GlobalSpace.locate`."""
+        if self._late is not None:
+            words = (address + site.k) >> 2
+            if (
+                int(words.max()) + site.size >= self._late[0].min()
+                and int(words.min()) <= self._late[0].max()
+            ):
+                self.arrive()
+        return super().locate(site, address, co, ck)
+
+    def prepare(self, site: Site, address: Array, co: Cohort, ck: Chunk, *, write: bool) -> Array:
+        """Check an atomic access; see `GlobalSpace.prepare`."""
+        self.arrive()
+        return super().prepare(site, address, co, ck, write=write)
+
+    def store(self, site: Site, address: Array, value: Array, co: Cohort, ck: Chunk) -> None:
+        """Write raw items; see `GlobalSpace.store`."""
+        replica = site.instruction.opcode == "multimem" and site.size > 4
+        i = address + site.k
+        a = self.memory.find(int(i.min()))
+        away = a is not None and int(i.max()) + site.size <= a.end and not a.name.endswith(self._own)
+        vector = site.size > 4 and not bool((i & site.mask).any())
+        if not (away and vector):
+            if not replica:  # one instruction writes its replicas one after the other
+                self.arrive()
+            super().store(site, address, value, co, ck)
+            return
+        words = ((i >> 2).ravel()[:, None] + np.arange(site.size // 4)).ravel()
+        words = np.unique(words)
+        late = words[np.array([self._random.random() < 0.5 for _ in range(len(words))], bool)]
+        if self._late is not None and np.isin(words, self._late[0]).any():
+            self.arrive()
+        old, marks = self.data[4][late].copy(), self.shadow[4][late].copy()
+        super().store(site, address, value, co, ck)
+        new = self.data[4][late].copy()
+        self.data[4][late], self.shadow[4][late] = old, marks
+        if self._late is None:
+            self._late = (late, new)
+        else:
+            self._late = (np.append(self._late[0], late), np.append(self._late[1], new))
+        if not len(self._late[0]):
+            self._late = None
+
+
 class _RankState(LaunchState):
     """A launch of one rank; its progress is that of the domain."""
 
     events: _Events | None = None
+    late: _LateSpace | None = None
+
+    def space(self) -> GlobalSpace:
+        """Return global memory as the rank sees it."""
+        return self.late if self.late is not None else super().space()
 
     @property
     def progress(self) -> int:
@@ -204,6 +283,7 @@ class _Rank:
     printed: list[str]
     completed: bool = True
     done: bool = False
+    late: _LateSpace | None = None
     stalled_at: int = -1
     """Count of events when it last found nothing to do; -1 while it has something."""
 
@@ -214,6 +294,7 @@ def simulate_ranks(
     options: SimulationOptions | None = None,
     *,
     schedule: Schedule | str = Schedule.INTERLEAVED,
+    late_stores: bool = False,
 ) -> Outcome:
     """Run the launches of every rank: those of one rank in order, the ranks side by side.
 
@@ -222,6 +303,7 @@ def simulate_ranks(
         launches_by_rank: for each rank its launches.
         options: as for one device; `seed` also draws the schedule, `processes` is not used.
         schedule: how the ranks take turns.
+        late_stores: vector stores to other ranks arrive in pieces, some of them late, drawn from the seed.
 
     Returns:
         The outcome; findings name the rank in `thread`, counters stand rank by rank.
@@ -249,6 +331,10 @@ def simulate_ranks(
     start = time.perf_counter()
     try:
         ranks = []
+        spaces: list[_LateSpace | None] = [None] * domain.ranks
+        if late_stores:
+            random = Random(options.seed + 1)
+            spaces = [_LateSpace(memory, f"@{r}", random, events) for r in range(domain.ranks)]
         for r, launches in enumerate(launches_by_rank):
             addresses: dict[int, dict[str, int]] = {}
             states = []
@@ -264,12 +350,14 @@ def simulate_ranks(
                 )  # fmt: skip
                 state.events = events
                 state.prefix = f"rank={r} "
+                state.late = spaces[r]
                 if traced[r]:
                     state.tracer = tracer
                 state.stepwise = True
                 states.append(state)
             rank = _Rank(r, iter(()), [], [], [])  # type: ignore[arg-type]
             rank.steps = _steps(rank, states)
+            rank.late = spaces[r]
             ranks.append(rank)
         with numpy_errors():
             _drive(ranks, events, schedule, Random(options.seed))
@@ -293,6 +381,8 @@ def _steps(rank: _Rank, states: list[_RankState]) -> Generator[bool, None, None]
         if state.program.spins:
             groups = [np.sort(np.concatenate(groups))]
         part = yield from run_steps(state, groups)
+        if rank.late is not None:
+            rank.late.arrive()
         rank.findings.extend(_named(f, rank.number) for f in part.findings)
         rank.printed.extend(part.printed)
         rank.counters.append(counters_of(state, part))
@@ -319,6 +409,9 @@ def _drive(ranks: list[_Rank], events: _Events, schedule: Schedule, random: Rand
             return
         ready = [x for x in live if x.stalled_at != events.count]
         if not ready:
+            arrived = [x.late.arrive() for x in order if x.late is not None]
+            if any(arrived):
+                continue
             for x in live:
                 _turn(x, events)
             continue
