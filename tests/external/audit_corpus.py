@@ -1,6 +1,7 @@
 """Parses, lowers and audits every module of the corpus and writes the table of `docs/external.md`.
 
-`python audit_corpus.py` prints the table; `--write` puts it between the marks of the document.
+`python audit_corpus.py` prints the table; `--write` puts it between the marks of the document;
+`--saved` takes the rows of the last run.
 """
 
 from __future__ import annotations
@@ -113,19 +114,26 @@ def table(rows: list[Row], failed: dict[str, str]) -> str:
     lines += ["", "Not lowered, by the first instruction that is not known:", ""]
     lines += [f"- `{k}`: {', '.join(v)}" for k, v in sorted(stuck.items())] or ["none"]
     lines += ["", "Not compiled:", ""]
-    lines += [f"- {name}: {why}" for name, why in failed.items()] or ["none"]
+    reasons = collections.defaultdict(list)
+    for name, why in failed.items():
+        reasons[why].append(name)
+    lines += [f"- {', '.join(names)}: {why}" for why, names in reasons.items()] or ["none"]
     return "\n".join(lines)
 
 
 def main() -> None:
     index = corpus.build(report=lambda _: None)
-    rows, failed = [], {}
-    for name, entry in index.items():
-        if entry["error"]:
-            failed[name] = entry["error"]
-        for module in entry["modules"]:
-            rows.append(examine(module, entry["family"], "--no-audit" not in sys.argv))
-    (corpus.folder() / "report.json").write_text(json.dumps([asdict(r) for r in rows], indent=1))
+    failed = {name: entry["error"] for name, entry in index.items() if entry["error"]}
+    saved = corpus.folder() / "report.json"
+    if "--saved" in sys.argv:
+        rows = [Row(**row) for row in json.loads(saved.read_text())]
+    else:
+        rows = [
+            examine(module, entry["family"], "--no-audit" not in sys.argv)
+            for entry in index.values()
+            for module in entry["modules"]
+        ]
+        saved.write_text(json.dumps([asdict(r) for r in rows], indent=1))
     text = table(rows, failed)
     print(text)
     if "--write" in sys.argv:

@@ -135,7 +135,7 @@ def build(names: list[str] | None = None, report: Callable[[str], None] = print)
         }  # fmt: skip
         index.write_text(json.dumps(known, indent=1))
         report(f"{entry.name:36} {known[entry.name]['seconds']:6.2f} s  {error or 'ok'}")
-    return known
+    return {e.name: known[e.name] for e in modules.entries() if e.name in known}
 
 
 if __name__ == "__main__":

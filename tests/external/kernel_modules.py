@@ -166,8 +166,10 @@ def _gemm() -> Iterator[Entry]:
 
         return lambda: _module("gemm.projection").compile_projection(tactic, getattr(torch, dtype), ARCH)
 
-    tactics = {(128, 8, 2, 6), (128, 16, 2, 6), (128, 32, 2, 5), (64, 64, 1, 6), (64, 8, 4, 8),
-               (64, 16, 2, 10), (64, 32, 2, 8), (64, 64, 2, 6), (64, 64, 2, 5), (128, 8, 1, 6), (128, 16, 1, 6)}  # fmt: skip
+    tactics = (
+        (128, 8, 2, 6), (128, 16, 2, 6), (128, 32, 2, 5), (64, 64, 1, 6), (64, 8, 4, 8), (64, 16, 2, 10),
+        (64, 32, 2, 8), (64, 64, 2, 6), (64, 64, 2, 5), (128, 8, 1, 6), (128, 16, 1, 6),
+    )  # fmt: skip
     for t in sorted(tactics):
         yield Entry("splitk_gemm", "splitk_" + "_".join(map(str, t)), projection(t, "bfloat16"))
     yield Entry("splitk_gemm", "splitk_128_8_4_6_f32", projection((128, 8, 4, 6), "float32"))

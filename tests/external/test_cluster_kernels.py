@@ -103,7 +103,8 @@ def test_kda(tp: int, b: int) -> None:
     null = conv[0].clone(), state[0].clone()
     clean(run(
         f"kda_tp{tp}_b{b}", device, part(0, 3 * dim), conv_w, dt, conv.transpose(-1, -2), part(4 * dim, 128),
-        part(4 * dim + 128, h), a_log, dt, slot, state, out, part(3 * dim, dim), norm, -5.0, 128**-0.5, 1e-5, fb,
+        part(4 * dim + 128, h), a_log, dt, slot, state, out, part(3 * dim, dim), norm,
+        -5.0, 128**-0.5, 1e-5, fb,
     ))  # fmt: skip
     live = at > 0
     close(out[live].reshape(-1, h, 128), want[live], 3e-2, 3e-2)

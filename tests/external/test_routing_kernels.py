@@ -124,7 +124,7 @@ def test_situ_tables() -> None:
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
     gate = 4 * torch.tanh(every / 4) * torch.sigmoid(every)
     up = 25 * torch.tanh(every / 25)
-    got = table.view(2, 65536) if torch.isfinite(table[:2]).all() else table.view(2, 65536)
+    got = table.view(2, 65536)
     for row, want in zip(got, (gate, up), strict=True):
         finite = torch.isfinite(want)
         torch.testing.assert_close(row.double()[finite], want[finite], atol=1e-30, rtol=1e-5)

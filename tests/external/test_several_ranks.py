@@ -1,4 +1,4 @@
-"""The o-projection's two ends over eight ranks: partials multicast into mailboxes, summed, added, normalised."""
+"""The o-projection's two ends over eight ranks: partials multicast into mailboxes, then summed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def test_output_projection_and_its_consumer() -> None:
     weights = [normal(10 + r, 7168, 1536, std=(8 * 1536) ** -0.5) for r in range(RANKS)]
     locals_ = [normal(30 + r, b, 1536) for r in range(RANKS)]
     prefix, blocks = normal(1, b, 7168), normal(2, b, 8, 7168)
-    norm, query, out_norm = 1 + normal(3, 7168, std=0.2), normal(4, 7168, std=0.05), 1 + normal(5, 7168, std=0.2)
+    norm, query, out_norm = (
+        1 + normal(3, 7168, std=0.2),
+        normal(4, 7168, std=0.05),
+        1 + normal(5, 7168, std=0.2),
+    )
     producer, consumer = load("oproj_producer_tp8_b1"), load("oproj_consumer_tp8_b1_nb1")
     launches, outs, prefixes = [], [], []
     for r, rank in enumerate(ranks):
@@ -60,11 +64,13 @@ def test_output_projection_and_its_consumer() -> None:
             (producer, (x, w, boxes[r], domain.multicast("mailbox"), r)),
             (consumer, (boxes[r], *rows, out, 1e-5, 1e-5)),
         ]
-        launches.append([
-            RankLaunch(kernel.module, packed(kernel, raw))
-            for kernel, values in ends
-            for raw in bind(kernel, rank, values)
-        ])
+        launches.append(
+            [
+                RankLaunch(kernel.module, packed(kernel, raw))
+                for kernel, values in ends
+                for raw in bind(kernel, rank, values)
+            ]
+        )
     clean(simulate_ranks(domain, launches, schedule="skewed"))
     partials = [references.gemm(x, w) for x, w in zip(locals_, weights, strict=True)]
     total = references.rounded(references.grouped_sum(partials))

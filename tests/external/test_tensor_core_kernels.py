@@ -10,7 +10,7 @@ from running import Device, clean, normal, run, weight_map
 pytestmark = pytest.mark.usefixtures("index")
 
 PARTIAL_TILE = "uninitialized-read"
-"""Rows of a 16-row tile past the batch are multiplied as they lie in shared memory; their results are dropped."""
+"""Rows of a 16-row tile past the batch are multiplied as they lie in memory; the results are dropped."""
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_mla_query(tp: int, b: int) -> None:
     q_inv, k_inv = (device.put(torch.tensor([v])) for v in (8.0, 4.0))
     query = device.empty(b, h, 576, dtype=torch.uint8, name="query")
     before = cache.clone()
-    outcome = run(f"mla_tp{tp}_b{b}", device, projected[:, :2112], q_norm, kv_norm, qb, uk, cache, where, q_inv,
-                  k_inv, 1e-5, query)  # fmt: skip
+    outcome = run(f"mla_tp{tp}_b{b}", device, projected[:, :2112], q_norm, kv_norm, qb, uk, cache, where,
+                  q_inv, k_inv, 1e-5, query)  # fmt: skip
     clean(outcome, known=PARTIAL_TILE if b > 2 else "")
     want_q, want_kv = references.mla_query(projected[:, :2112], q_norm, kv_norm, qb, uk, 8.0, 4.0)
     got = query.view(torch.float8_e4m3fn).double()
