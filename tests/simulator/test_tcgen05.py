@@ -419,3 +419,34 @@ def test_proxy_fence(before, after, found):
     setup = SETUP.replace(FENCE, before)
     result, _ = faulty(setup, DESCRIPTORS, after, issue16("%p1"), COMMIT, WAIT, read(64), FREE)
     assert result.rules == (["proxy-fence-missing"] if found else [])
+
+
+def test_padding_and_scale_factors_of_missing_rows_need_not_be_written():
+    """Packed four-bit elements leave 8 of 16 bytes unused; factors past N are not looked at."""
+    rng = np.random.default_rng(1)
+    image = np.zeros(IMAGE, np.uint8)
+    stored, values = operand(rng, "e2m1", 128, 32)
+    place(image, 0, stored, 6)
+    place(image, 4096, stored[:8], 6)
+    image[16384:17408] = 127
+    skip = """
+    and.b32 %r3, %i, 2;
+    setp.ne.u32 %p4, %r3, 0;
+    setp.lt.u32 %p5, %i, 4096;
+    and.pred %p4, %p4, %p5;
+    sub.u32 %r3, %i, 4256;
+    setp.lt.u32 %p6, %r3, 96;
+    or.pred %p4, %p4, %p6;
+    """
+    store = "st.shared.b32 [%r1], %r0;"
+    assert SETUP.count(store) == 1
+    setup = SETUP.replace(store, f"{skip}@!%p4 {store}")
+    args = [
+        descriptor(0, 16, 256, 6), descriptor(4096, 16, 256, 6), idesc(128, 8, 5, 5, 0, more=1 << 23),
+        descriptor(16384, 16, 128, 0), descriptor(16896, 16, 128, 0),
+    ]  # fmt: skip
+    mma = "@%first tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale "
+    mma += "[%tm], %a0, %a1, %r2, [%r3], [%r4], %p1;\n"
+    result, out = launch(module(setup, DESCRIPTORS, SCALES, mma, COMMIT, WAIT, read(8), FREE), image, 8, args)
+    assert result.rules == [], result.outcome.findings
+    close(out.view(np.float32), values @ values[:8].T)

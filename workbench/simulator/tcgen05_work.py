@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 EVERY_LANE = (1 << LANES) - 1
-_WRITTEN = np.uint64(0x0101010101010101)
-"""Shadow of eight bytes that have been written."""
+_WRITTEN = np.uint32(0x01010101)
+"""Shadow of four bytes that have been written."""
+SOURCE = "the source"
+_USED = {"e2m1": 8, "e2m3": 12, "e3m2": 12}
+"""Bytes in use of each 16 that hold packed elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,10 @@ class Work:
         self.writes: list[Region] = []
         self.touches: list[Region] = []
         self._seen: dict[tuple[int, str], Array] = {}
+        self._flags: dict[int, Array] = {}
+        """Which bytes of a copy's source were written, by CTA; (pieces, 16)."""
+        self._used = 16
+        """Bytes in use of each piece of the operand looked at."""
 
     def prepare(self, cores: TensorCores) -> bool:
         """Decode and check; False if the work cannot be done, with a finding or an exception saying why."""
@@ -112,7 +119,10 @@ class Work:
             return None
         index = (where.at + (cta * space.stride - SHARED_BASE)) >> 4
         if cores.chunk.options.check_memory and (cta, name) not in self._seen:
-            if (space.shadow[16].take(index).view(np.uint64) != _WRITTEN).any():
+            flags = space.shadow[16].take(index).view(np.uint8).reshape(-1, 16)
+            if name == SOURCE:
+                self._flags[cta] = flags
+            elif (flags[:, : self._used].view(np.uint32) != _WRITTEN).any():
                 text = f"{name} has bytes of shared memory that were never written"
                 cores.report("uninitialized-read", self.item, text, cta, self.thread)
             if space.proxies is not None:
@@ -170,19 +180,21 @@ class Copy(Work):
             return False
         good = True
         for cta in self.ctas:
-            good &= self._note(cores, cta, self._at, "the source")
+            good &= self._note(cores, cta, self._at, SOURCE)
         return good
 
     def run(self, cores: TensorCores) -> None:
         """See `Work`."""
         for cta in self.ctas:
-            raw = self._fetch(cores, cta, self._at, "the source")
-            words = raw.view(np.uint32)
+            words = self._fetch(cores, cta, self._at, SOURCE).view(np.uint32)
             memory = cores.memory(cta)
+            written: Any = True  # scale factors of rows that do not exist may be left unwritten
+            if cta in self._flags:
+                written = self._flags[cta].reshape(*words.shape, 4).any(axis=-1)
             span = slice(self._column, self._column + words.shape[1])
             for replica in self._lanes:
                 memory.data[replica, span] = words
-                memory.written[replica, span] = True
+                memory.written[replica, span] = written
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +243,10 @@ class Mma(Work):
             return False
         good = True
         for cta in self.ctas:
+            self._used = self._bytes_used(form.b)
             good &= self._note(cores, cta, self._b_at, "B")
             if not self._tensor_a:
+                self._used = self._bytes_used(form.a)
                 good &= self._note(cores, cta, self._a_at, "A")
         return good
 
@@ -240,6 +254,9 @@ class Mma(Work):
         if self._kind in ("mxf4", "mxf4nvf4"):
             return pieces(matrix, True, rows, self._form.k // 2, 1)
         return pieces(matrix, k_major, rows, self._form.k, maths.STORAGE[name])
+
+    def _bytes_used(self, name: str) -> int:
+        return 16 if self._kind.startswith("mxf4") else _USED.get(name, 16)
 
     def _check_factors(self, form: MmaShape) -> None:
         if not self._factors:
@@ -318,9 +335,8 @@ class Mma(Work):
     def _scales(self, cores: TensorCores, cta: int, start: int, rows: int, first: int, name: str) -> Array:
         memory = cores.memory(cta)
         span = slice(start, start + -(-rows // 32))
-        used = memory.written[:, span].reshape(4, 32, -1)
-        if rows % 32:
-            used = used[:, : rows % 32] if rows < 32 else used
+        needed = np.arange(32)[:, None] + np.arange(span.start, span.stop)[None, :] * 32 < rows + 32 * start
+        used = memory.written[:, span].reshape(4, 32, -1)[:, needed]
         if not used.all():
             text = f"scale factors of {name} lie in cells of tensor memory that were never written"
             cores.report("uninitialized-read", self.item, text, cta, self.thread)
