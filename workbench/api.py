@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.ops.model import Op
     from workbench.report.documents import ExportDocument, OpDocument
     from workbench.report.findings import Listing
+    from workbench.simulator.trace import Dump
     from workbench.templates import Template
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
@@ -153,6 +154,25 @@ def trace_kernel(
 
     op = load_op(artifact.op, _found(workspace))
     return trace_artifact(artifact, op, Trace.parse(what), what, generator=generator, seed=seed)
+
+
+def dump_finding(
+    artifact: Artifact, report: Report, *, seed: int = 0, workspace: Workspace | None = None
+) -> Dump | None:
+    """The first thread that a simulated run found fault with, at that instruction: registers, last steps.
+
+    The run is repeated on ordinary inputs; None if nothing was found or it does not show with them.
+    """
+    from workbench.simulator import Trace
+    from workbench.verify.trace import trace_artifact, witness
+
+    found = witness(report)
+    if found is None:
+        return None
+    op = load_op(artifact.op, _found(workspace))
+    document = trace_artifact(artifact, op, Trace(thread=found[1], limit=0), found[0].rule, seed=seed)
+    dumps = [d for d in document.trace.dumps if (d.rule, d.ptx_line) == (found[0].rule, found[0].ptx_line)]
+    return dumps[0] if dumps else None
 
 
 def predict(artifact: Artifact, verification: Verification, machine: str = DEFAULT_MACHINE) -> Prediction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -46,10 +47,9 @@ def _sum(order: str, ranks: int) -> str:
     return "\n".join(lines)
 
 
-@cache
-def all_reduce(
+def all_reduce_text(
     ranks: int, order: str = "grouped", test_words: int = 4, rearm: bool = True, publish: str = "multimem"
-) -> Module:
+) -> str:
     """All-reduce of bf16 rows: publish 16 bytes a lane to slot `rank` of everybody's mailbox, poll all slots,
     add them, put the empty word back.
 
@@ -100,7 +100,13 @@ add.s64 %d1, %out, %d0;
 st.global.v4.u32 [%d1], {{%r2, %r3, %r4, %r5}};
 """
     text = kernel(body, ["x", "box", "mine", "out", "rank:u32"]).replace("%r<60>", "%r<90>")
-    return parse(text.replace("%SLOT%", str(SLOT)))
+    return text.replace("%SLOT%", str(SLOT))
+
+
+@cache
+def all_reduce(ranks: int, order: str = "grouped", **options: Any) -> Module:
+    """The module of `all_reduce_text`."""
+    return parse(all_reduce_text(ranks, order, **options))
 
 
 def row(values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.simulator.kernels import kernel
-from tests.simulator.rank_kernels import SLOT, Reduction, all_reduce, expected
+from tests.simulator.legal import complaint
+from tests.simulator.rank_kernels import SLOT, Reduction, all_reduce, all_reduce_text, expected
 from workbench.errors import WorkbenchError
 from workbench.isa.ptx import parse
 from workbench.simulator import Domain, KernelLaunch, RankLaunch, Schedule, SimulationOptions, simulate_ranks
@@ -238,3 +239,9 @@ def test_bad_ranks_names_and_lists_are_refused():
     with pytest.raises(WorkbenchError, match="2 ranks"):
         simulate_ranks(domain, [[]])
     assert SLOT % 16 == 0
+
+
+@pytest.mark.parametrize("publish", ["multimem", "peers"])
+@pytest.mark.parametrize("arch", ["sm_103a", "sm_90a"])
+def test_the_kernels_are_legal(publish, arch):
+    assert "error" not in complaint(all_reduce_text(8, publish=publish), arch)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.simulator.support import FAMILIES, page, status
+from tests.simulator.legal import complaint
+from workbench.simulator.support import FAMILIES, module_text, page, status
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
@@ -34,3 +35,10 @@ def test_the_status_of_an_instruction(line, verdict):
 def test_every_example_is_listed_once():
     lines = [line for family in FAMILIES.values() for line in family]
     assert len(lines) == len(set(lines)) > 150
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_examples_are_legal(family):
+    for line in FAMILIES[family]:
+        arch = "sm_90a" if line.startswith("wgmma") else "sm_100a" if "kind::i8" in line else "sm_103a"
+        assert "error" not in complaint(module_text(line), arch), line

@@ -12,8 +12,11 @@ from rich.console import Console
 from tests.simulator.kernels import INDEX, kernel, run
 from tests.simulator.rank_kernels import Reduction, all_reduce
 from workbench.errors import UnknownNameError, WorkbenchError
+from workbench.findings import Finding, Severity
 from workbench.report.trace import print_trace
 from workbench.simulator import SimulationOptions, Trace, simulate_ranks
+from workbench.verify.report import Check, Report, Verdict
+from workbench.verify.trace import witness
 
 BODY = """
 setp.lt.u32 %p1, %r0, 5;
@@ -185,3 +188,28 @@ def test_traces_and_dumps_are_readable_and_plain_data():
     assert json.loads(record.model_dump_json())["total"] == record.total
     print_trace(traced(thread=(9, 0)).outcome.trace, "nobody", console)
     assert "nobody: nothing was executed there" in console.file.getvalue()
+
+
+def test_the_witness_of_a_report_is_its_first_error_with_a_thread():
+    def finding(rule: str, thread: str | None, severity: Severity = Severity.ERROR) -> Finding:
+        return Finding(rule=rule, severity=severity, message="m", ptx_line=3, thread=thread)
+
+    report = Report.model_construct(
+        checks=(
+            Check(name="ordering", verdict=Verdict.PASS, summary="", findings=()),
+            Check(
+                name="memory",
+                verdict=Verdict.FAIL,
+                summary="",
+                findings=(
+                    finding("a", None),
+                    finding("b", "cta=(0,0,0) thread=(1,0,0)", Severity.WARNING),
+                    finding("c", "cta=(4,5,6) thread=(7,8,9)"),
+                ),
+            ),
+        )
+    )
+    found = witness(report)
+    assert found is not None
+    assert (found[0].rule, found[1]) == ("c", ((4, 5, 6), (7, 8, 9)))
+    assert witness(Report.model_construct(checks=())) is None

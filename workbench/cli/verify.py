@@ -93,4 +93,11 @@ def command(
     shell.note(f"verifying {subject.op}/{subject.template} at {subject.workload} on the simulator ({level})")
     report = api.verify_kernel(subject, level=level, seed=seed, workspace=shell.workspace())
     shell.show(report, lambda console: print_report(report, console, Listing.of(subject)))
+    if not json and not quiet:
+        from workbench.cli.shell import console
+        from workbench.report.trace import print_dump
+
+        dump = api.dump_finding(subject, report, seed=seed, workspace=shell.workspace())
+        if dump is not None:
+            print_dump(dump, console())
     raise typer.Exit(exit_code(report.verdict, strict))

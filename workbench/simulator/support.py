@@ -17,14 +17,14 @@ from workbench.simulator.arith import forms
 from workbench.simulator.codegen import compile_kernel
 from workbench.simulator.program import UnsupportedInstruction
 
-_HEAD = """.version 9.0
+_HEAD = """.version 9.2
 .target sm_103a
 .address_size 64
 .shared .align 128 .b8 smem[4096];
 .visible .entry k(.param .u64 x)
 {
 .reg .pred %p<20>; .reg .b16 %h<20>; .reg .b32 %r<99>; .reg .f32 %f<99>; .reg .f64 %fd<20>; .reg .b64 %d<20>;
-.reg .b8 %c<9>;
+.reg .b8 %c<9>; .reg .b128 %q<5>;
 """
 _R4, _R8 = "{%r1, %r2, %r3, %r4}", "{%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}"
 _F4 = "{%f1, %f2, %f3, %f4}"
@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "ld.global.u32 %r1, [%d1];",
         "ld.global.nc.v4.f32 " + _F4 + ", [%d1];",
         "ld.global.v8.f32 " + _numbers("f", 8) + ", [%d1];",
-        "ld.global.b128 {%d1, %d2}, [%d3];",
+        "ld.global.b128 %q1, [%d3];",
         "ld.volatile.global.v4.u32 " + _R4 + ", [%d1];",
         "ld.relaxed.gpu.global.u32 %r1, [%d1];",
         "ld.acquire.sys.global.u32 %r1, [%d1];",
@@ -61,7 +61,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "atom.global.add.u32 %r1, [%d1], %r2;",
         "atom.acq_rel.gpu.global.cas.b32 %r1, [%d1], %r2, %r3;",
         "atom.global.cas.b64 %d1, [%d2], %d3, %d4;",
-        "atom.global.cas.b128 %d1, [%d2], %d3, %d4;",
+        "atom.global.cas.b128 %q1, [%d2], %q2, %q3;",
         "atom.global.exch.b32 %r1, [%d1], %r2;",
         "atom.global.inc.u32 %r1, [%d1], %r2;",
         "atom.global.add.f32 %f1, [%d1], %f2;",
@@ -259,11 +259,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+def module_text(line: str) -> str:
+    """Return a module whose only kernel executes one instruction."""
+    return f"{_HEAD}{line}\nEND:\nret;\n}}\n"
+
+
 def status(line: str) -> tuple[str, str]:
     """Return what becomes of an instruction: `modelled`, `no effect` or `refused`, and why it is refused."""
 
     def source(text: str) -> str:
-        module = parse(f"{_HEAD}{text}\nEND:\nret;\n}}\n")
+        module = parse(module_text(text))
         program = compile_kernel(module, module.kernels[0])
         actions = [(b.action, b.instruction is not None) for b in program.blocks]
         return f"{program.source} {actions} {[s.instruction.name for s in program.context.sites]}"
@@ -275,7 +280,7 @@ def status(line: str) -> tuple[str, str]:
         return "refused", why.group(1) if why else ""
     except PtxSyntaxError:
         return "refused", "not read"
-    made = writes(parse(f"{_HEAD}{line}\nEND:\nret;\n}}\n").kernels[0].instructions[0])
+    made = writes(parse(module_text(line)).kernels[0].instructions[0])
     idle = here == source("brkpt;") and (not made or line.startswith("createpolicy"))
     return ("no effect" if idle else "modelled"), ""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import BaseModel, ConfigDict
 
 from workbench.artifact import Artifact
-from workbench.findings import Finding
+from workbench.findings import Finding, Severity
 from workbench.ops.model import Op, Role
 from workbench.simulator import Memory, SimulationOptions, Trace, simulate
-from workbench.simulator.trace import TraceRecord
+from workbench.simulator.trace import Place, TraceRecord
 from workbench.verify.inputs import POISONS, Case, place_scratch
+from workbench.verify.report import Report
 
 
 class TraceDocument(BaseModel):
@@ -52,3 +55,17 @@ def trace_artifact(
         op=op.name, workload=workload.name, template=artifact.template, arch=artifact.arch,
         generator=generator, seed=seed, traced=text, trace=outcome.trace, findings=outcome.findings,
     )  # fmt: skip
+
+
+_THREAD = re.compile(r"cta=\((\d+),(\d+),(\d+)\) thread=\((\d+),(\d+),(\d+)\)")
+
+
+def witness(report: Report) -> tuple[Finding, tuple[Place, Place]] | None:
+    """Return the first error of a simulated run that names a thread, and that thread."""
+    for check in report.checks:
+        for f in check.findings:
+            match = _THREAD.fullmatch(f.thread or "")
+            if f.severity is Severity.ERROR and f.ptx_line is not None and match is not None:
+                a, b, c, x, y, z = map(int, match.groups())
+                return f, ((a, b, c), (x, y, z))
+    return None
