@@ -64,9 +64,7 @@ class RemoteStore(Operation):
         for k, value in enumerate(self.values):
             index = (self.target[chosen] >> shift) + k
             if self.op:
-                atomics._serialised(
-                    space.data[width], index, self.op, self.kind, [value[chosen]], False, ck
-                )
+                atomics._serialised(space.data[width], index, self.op, self.kind, [value[chosen]], False, ck)
             else:
                 space.data[width][index] = value[chosen]
                 space.shadow[width][index] = int("01" * width, 16)

@@ -21,13 +21,13 @@ from workbench.simulator.copies import AsyncCopies
 from workbench.simulator.launch import LaunchState
 from workbench.simulator.mbarrier import Mbarriers
 from workbench.simulator.memory import BASE
-from workbench.simulator.pending import AsyncOperations
 from workbench.simulator.multimem import describe, is_multicast
+from workbench.simulator.pending import AsyncOperations
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
 from workbench.simulator.proxies import Proxies, needed
 from workbench.simulator.races import RaceDetector
-from workbench.simulator.wgmma import Warpgroups
 from workbench.simulator.tcgen05 import TensorCores
+from workbench.simulator.wgmma import Warpgroups
 
 Array = npt.NDArray[Any]
 
