@@ -42,3 +42,26 @@ def test_skinny_gemm(b: int) -> None:
     out = device.empty(b, n)
     clean(run(f"skinny_b{b}", device, x, w, out, out))
     close(out, references.gemm(x, w), 2e-2, 2e-2)
+
+
+def test_low_rank_gate_projections() -> None:
+    """F_A with beta, [144, 7168], and F_B, [1536, 128], of the stock path."""
+    device = Device()
+    x, fa = device.put(normal(5, 2, 7168)), device.put(normal(6, 144, 7168, std=7168**-0.5))
+    fb = device.put(normal(7, 1536, 128, std=128**-0.5))
+    middle, out = device.empty(2, 144), device.empty(2, 1536)
+    clean(run("kda_fa_b2", device, x, fa, middle))
+    close(middle, references.gemm(x, fa), 2e-2, 2e-2)
+    clean(run("kda_fb_b2", device, middle[:, :128], fb, out))
+    close(out, references.gemm(middle[:, :128], fb), 2e-2, 2e-2)
+
+
+def test_prefetch_changes_nothing() -> None:
+    device = Device()
+    data = device.put(normal(8, 1 << 16), "data")
+    before = data.clone()
+    ranges = torch.zeros(8, 2, dtype=torch.int64)
+    ranges[0] = torch.tensor([device.address(data), 1 << 17])
+    ranges[3] = torch.tensor([device.address(data) + 64, 4096])
+    clean(run("l2_prefetch", device, device.put(ranges)))
+    assert torch.equal(data, before)
