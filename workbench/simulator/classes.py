@@ -50,7 +50,9 @@ def class_of(item: Instruction) -> str:
         m = item.modifiers
         if "const" in m or any(x.startswith("param") for x in m):
             return "load_const"
-        space = "shared" if not {"shared", "shared::cta", "shared::cluster"}.isdisjoint(m) else "local" if "local" in m else "global"
+        space = "local" if "local" in m else "global"
+        if not {"shared", "shared::cta", "shared::cluster"}.isdisjoint(m):
+            space = "shared"
         return f"{way}_{space}"
     if item.opcode == "cp":
         return "async_copy"

@@ -181,7 +181,13 @@ def _store(e: Emitter, item: Instruction) -> bool:
 
 # -- addresses -----------------------------------------------------------------------------------
 
-_WINDOWS = {"shared": SHARED_WINDOW, "cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0}
+_WINDOWS = {
+    "shared": SHARED_WINDOW,
+    "cluster": SHARED_WINDOW,
+    "local": LOCAL_WINDOW,
+    "param": PARAM_WINDOW,
+    "global": 0,
+}
 
 
 def _convert_address(e: Emitter, item: Instruction) -> bool:

@@ -17,8 +17,8 @@ from workbench.simulator.traffic import Traffic
 from workbench.simulator.values import NUMPY
 
 if TYPE_CHECKING:
-    from workbench.simulator.trace import Trace, Tracer
     from workbench.simulator.codegen import Program
+    from workbench.simulator.trace import Trace, Tracer
 
 Array = npt.NDArray[Any]
 Dimensions = tuple[int, int, int]

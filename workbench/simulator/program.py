@@ -260,8 +260,13 @@ def _is_printf(item: Instruction) -> bool:
     return any(isinstance(o, Symbol) and o.name == "vprintf" for o in item.operands)
 
 
+_SEEN_BY_OTHERS = frozenset(
+    ("st", "atom", "red", "cp", "nanosleep", "multimem", "mbarrier", "barrier", "tcgen05")
+)
+
+
 def _touches_others(item: Instruction) -> bool:
-    return item.opcode in ("st", "atom", "red", "cp", "nanosleep", "multimem", "mbarrier", "barrier", "tcgen05") or is_poll(item)
+    return item.opcode in _SEEN_BY_OTHERS or is_poll(item)
 
 
 def _finish(blocks: list[Block]) -> None:

@@ -203,8 +203,20 @@ def _store_param(site: Site, address: Array, value: Array, co: Any, ck: Any) -> 
     ck.fault("read-only-write", site, co, np.ones(address.shape, bool), address)
 
 
-_LOADS = {"cluster": load_cluster, "global": load_global, "shared": load_shared, "local": load_local, "param": load_param}
-_STORES = {"cluster": store_cluster, "global": store_global, "shared": store_shared, "local": store_local, "param": _store_param}
+_LOADS = {
+    "cluster": load_cluster,
+    "global": load_global,
+    "shared": load_shared,
+    "local": load_local,
+    "param": load_param,
+}
+_STORES = {
+    "cluster": store_cluster,
+    "global": store_global,
+    "shared": store_shared,
+    "local": store_local,
+    "param": _store_param,
+}
 
 NAMES: dict[str, Any] = {
     "FP": FLAGS,

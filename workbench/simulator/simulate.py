@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +22,7 @@ from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, SimulationOptions
 from workbench.simulator.memory import Memory
 from workbench.simulator.running import counters_of
-from workbench.simulator.trace import TraceRecord, Tracer
+from workbench.simulator.trace import Tracer, TraceRecord
 from workbench.simulator.workers import Workers
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -40,7 +40,7 @@ class Outcome:
     """False if a deadlock, a trap or a limit ended the run before the last instruction."""
     printed: tuple[str, ...] = ()
     """Output of the kernels' printf calls."""
-    trace: TraceRecord = TraceRecord()
+    trace: TraceRecord = field(default_factory=TraceRecord)
     """What `SimulationOptions.trace` asked for."""
     seconds: float = 0.0
     """Wall time of the execution, translation excluded."""

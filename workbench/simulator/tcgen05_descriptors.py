@@ -70,9 +70,11 @@ def swizzled(address: Array, swizzle: int) -> Array:
     if swizzle == 0:
         return address
     if swizzle == _BASE32:
-        return address ^ ((address >> 7 & 3) << 5)
-    mask = {2: 7, 4: 3, 6: 1}[swizzle]
-    return address ^ ((address >> 7 & mask) << 4)
+        exchanged: Array = address ^ ((address >> 7 & 3) << 5)
+    else:
+        mask = {2: 7, 4: 3, 6: 1}[swizzle]
+        exchanged = address ^ ((address >> 7 & mask) << 4)
+    return exchanged
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,9 @@ def decode(raw: Array, kind: str, name: str) -> Array:
         groups = np.unpackbits(raw.reshape(rows, -1, 16)[:, :, : 2 * bits], axis=-1, bitorder="little")
         fields = groups.reshape(rows, -1, 16, bits)
         codes = (fields << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
-        return _table(name).take(codes.reshape(rows, -1))
-    return _table(name).take(raw)
+        raw = codes.reshape(rows, -1)
+    values: Array = _table(name).take(raw)
+    return values
 
 
 @cache
