@@ -93,6 +93,24 @@ def test_an_address_shows_who_touches_it_and_how_it_changes():
     assert again.outcome.trace.steps == result.outcome.trace.steps
 
 
+def test_a_bulk_copy_shows_where_it_arrives():
+    body = """
+mov.u32 %r1, 77;
+st.shared.v4.u32 [buffer], {%r1, %r1, %r1, %r1};
+fence.proxy.async.shared::cta;
+mov.u32 %r2, buffer;
+cp.async.bulk.global.shared::cta.bulk_group [%out], [%r2], 16;
+cp.async.bulk.commit_group;
+mov.u32 %r3, 5;
+cp.async.bulk.wait_group 0;
+"""
+    text = kernel(body, ["out"], ".shared .align 16 .b8 buffer[16];")
+    result = run(text, {"out": (4, np.uint32)}, block=1, trace=Trace(buffer="out", offset=4))
+    assert result.rules == []
+    (step,) = result.outcome.trace.steps
+    assert (step.lanes, step.before, step.after) == (0, "0x00000000", "0x0000004d")
+
+
 def test_the_number_of_steps_is_bounded():
     result = traced(thread=(0, 0), limit=4)
     assert len(result.outcome.trace.steps) == 4

@@ -54,7 +54,7 @@ def _table(steps: Sequence[TraceStep], title: str) -> Table:
             values = ["not executed: its predicate is false"]
         row: list[str | Text] = [str(s.step), str(s.ptx_line), text, Text("\n".join(values))]
         if addressed:
-            more = f" and {s.lanes - 1} more" if s.lanes > 1 else ""
+            more = f" and {s.lanes - 1} more" if s.lanes > 1 else " (a copy arrived)" if not s.lanes else ""
             row += [
                 Text(s.thread + more),
                 s.after or "" if s.before == s.after else f"{s.before} -> {s.after}",

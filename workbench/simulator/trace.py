@@ -109,7 +109,8 @@ class TraceStep(BaseModel):
     thread: str = ""
     """`cta=(x,y,z) thread=(x,y,z)`; the first lane if several touch an address at once."""
     lanes: int = 1
-    """Lanes of the instruction that touch the address."""
+    """Lanes of the instruction that touch the address; 0 if none does, but the bytes have changed by the time
+    that it ends, because an asynchronous copy arrived."""
     executed: bool = True
     """False if the instruction's predicate is false for the thread."""
     reads: dict[str, str] = {}
@@ -119,7 +120,7 @@ class TraceStep(BaseModel):
     before: str | None = None
     """Of an address: its four bytes before the access, as a hexadecimal little-endian number."""
     after: str | None = None
-    """The same after it; they may differ though nobody writes, where a copy has ended meanwhile."""
+    """The same after it."""
 
 
 class Dump(BaseModel):
@@ -215,6 +216,7 @@ class Tracer:
         self._registers: dict[str, str] = {}
         self._launch: object = None
         self._dumps: dict[tuple[str, int], Dump] = {}
+        self._known = self._bytes() if self.address is not None else ""
         self._access: tuple[Array, str] | None = None
         """Lanes of the instruction in progress that touch the address, and its bytes before."""
 
@@ -247,9 +249,13 @@ class Tracer:
                 mask, old = self._access
                 self._access = None
                 if mask.shape == co.shape:
+                    self._known = self._bytes()
                     lane = divmod(int(np.argmax(mask)), co.shape[1])
                     count = int(np.count_nonzero(mask))
                     self._add(point, guard, read, written, co, ck, lane, count, (old, self._bytes()))
+            elif (now := self._bytes()) != self._known:
+                changed, self._known = (self._known, now), now
+                self._add(point, guard, read, written, co, ck, (0, 0), 0, changed)
             return
         where = self._lane(co, ck)
         if where is not None and (not point.skips or (guard is not None and bool(_at(guard, where)))):
