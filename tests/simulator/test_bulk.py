@@ -100,7 +100,9 @@ def test_expect_tx_mismatch_is_a_deadlock_that_names_the_counts() -> None:
     assert "0 of 1 arrivals pending, tx-count 16" in message
 
 
-ROUNDS = INIT.replace("READY:", "mbarrier.init.shared::cta.b64 [%r2+8], 1;\nREADY:") + """
+ROUNDS = (
+    INIT.replace("READY:", "mbarrier.init.shared::cta.b64 [%r2+8], 1;\nREADY:")
+    + """
 mov.u32 %r10, 0;
 mov.u32 %r11, 0;
 mov.u64 %d2, %x;
@@ -127,6 +129,7 @@ mul.wide.u32 %d3, %r1, 4;
 add.s64 %d3, %d3, %out;
 st.global.u32 [%d3], %r11;
 """
+)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -304,7 +307,9 @@ def test_reduction_into_global_memory(op: str, kind: str) -> None:
     dtype, function = REDUCE[op, kind]
     count = 256 // np.dtype(dtype).itemsize
     x, y = _numbers(dtype, count, 1), _numbers(dtype, count, 2)
-    body = INIT + f"""
+    body = (
+        INIT
+        + f"""
     @%p1 bra END;
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
     cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%x], 256, [%r2];
@@ -314,6 +319,7 @@ def test_reduction_into_global_memory(op: str, kind: str) -> None:
     cp.async.bulk.wait_group 0;
     END:
     """
+    )
     result = clean(go(body, {"out": (1, np.uint32), "x": x, "y": y}))
     np.testing.assert_array_equal(result["y"], function(y, x).astype(dtype))
 
@@ -323,7 +329,9 @@ def test_bf16_reduction_rounds_once() -> None:
 
     x = np.linspace(-3, 3, 128).astype(bfloat16)
     y = np.linspace(0.1, 50, 128).astype(bfloat16)
-    body = INIT + f"""
+    body = (
+        INIT
+        + f"""
     @%p1 bra END;
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
     cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%x], 256, [%r2];
@@ -333,6 +341,7 @@ def test_bf16_reduction_rounds_once() -> None:
     cp.async.bulk.wait_group 0;
     END:
     """
+    )
     result = clean(go(body, {"out": (1, np.uint32), "x": x.view(np.uint16), "y": y.view(np.uint16)}))
     want = (x.astype(np.float64) + y.astype(np.float64)).astype(bfloat16)
     np.testing.assert_array_equal(result["y"], want.view(np.uint16))

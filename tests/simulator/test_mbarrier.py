@@ -64,9 +64,7 @@ SWAP = """
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_all_threads_meet_at_a_phase(seed: int) -> None:
-    body = start(64) + SWAP.replace(
-        "ARRIVE", "mbarrier.arrive.shared::cta.b64 %d2, [%r2];" + wait("W", "0")
-    )
+    body = start(64) + SWAP.replace("ARRIVE", "mbarrier.arrive.shared::cta.b64 %d2, [%r2];" + wait("W", "0"))
     result = clean(go(body, {"out": (64, np.uint32)}, seed=seed))
     np.testing.assert_array_equal(result["out"], 63 - np.arange(64))
 
@@ -175,7 +173,9 @@ def test_bytes_may_arrive_before_they_are_expected() -> None:
 
 
 def test_pending_count_and_drop() -> None:
-    body = start(3) + """
+    body = (
+        start(3)
+        + """
     @%p1 bra OUT;
     mbarrier.arrive.noComplete.shared::cta.b64 %d2, [%r2], 2;
     mbarrier.pending_count.b64 %r5, %d2;
@@ -200,12 +200,15 @@ def test_pending_count_and_drop() -> None:
     mbarrier.init.shared::cta.b64 [%r2], 1;
     OUT:
     """
+    )
     result = clean(go(body, {"out": (5, np.uint32)}))
     assert result["out"].tolist() == [3, 1, 2, 1, 1]
 
 
 def test_many_threads_may_complete_several_phases_at_once() -> None:
-    body = start(16) + """
+    body = (
+        start(16)
+        + """
     mbarrier.arrive.shared::cta.b64 %d2, [%r2];
     mbarrier.pending_count.b64 %r5, %d2;
     st.global.u32 [%d0], %r5;
@@ -214,6 +217,7 @@ def test_many_threads_may_complete_several_phases_at_once() -> None:
     selp.u32 %r5, 1, 0, %p3;
     @!%p1 st.global.u32 [%out+256], %r5;
     """
+    )
     result = clean(go(body, {"out": (65, np.uint32)}))
     np.testing.assert_array_equal(result["out"][:64], 16 - np.arange(64) % 16)
     assert result["out"][64] == 1
@@ -246,13 +250,16 @@ def test_wrong_use(fault: str) -> None:
 
 
 def test_a_stale_token() -> None:
-    body = start(1) + """
+    body = (
+        start(1)
+        + """
     @%p1 bra OUT;
     mbarrier.arrive.shared::cta.b64 %d2, [%r2];
     mbarrier.arrive.shared::cta.b64 %d3, [%r2];
     mbarrier.test_wait.shared::cta.b64 %p3, [%r2], %d2;
     OUT:
     """
+    )
     result = go(body, {"out": (1, np.uint32)})
     assert result.rules == ["mbarrier-phase"]
 
