@@ -17,7 +17,13 @@ POINT = ["--op", "rmsnorm", "--workload", "small_b1", "--rounds", "2", "--batch"
 def test_an_interrupted_run_is_continued(run: Any, workspace: Workspace) -> None:
     command = [sys.executable, "-m", "workbench", "propose", *POINT, "--json"]
     with subprocess.Popen(
-        command, cwd=workspace.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=workspace.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that run in the background of a shell inherit an interrupt that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None and process.stdout is not None
         for line in process.stderr:
