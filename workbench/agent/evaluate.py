@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -31,7 +30,7 @@ class Job(BaseModel):
     arch: str
     machine: str
     seed: int
-    level: Literal["screen", "full"]
+    level: Level
     processes: int = 1
     """Processes that share the CTAs of a simulated launch."""
     proposal: Proposal
@@ -72,7 +71,7 @@ class Evaluator:
         verification = verify_artifact(
             artifact,
             op,
-            level=Level(job.level),
+            level=job.level,
             seed=job.seed,
             cases=self._cases,
             cache=cache,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,7 +17,6 @@ from workbench.agent.evaluate import Job, load_artifact
 from workbench.agent.events import (
     CandidateFinished,
     CandidateStarted,
-    Event,
     FinalistFinished,
     FinalistStarted,
     OnEvent,
@@ -37,6 +36,7 @@ from workbench.ops.model import Op, Workload
 from workbench.records import RecordStore, hash_verifier
 from workbench.templates import Template, load_template
 from workbench.tune import Points, Study, StudyIdentity, Trial, make_sampler
+from workbench.verify.runs import Level
 from workbench.workspace import Workspace
 
 SECONDS_A_CANDIDATE = 90.0
@@ -265,7 +265,11 @@ def _evaluate(
             done[p.index] = known[p.index]
             context.on_event(CandidateFinished(known[p.index], known=True))
     open_proposals = [p for p in proposals if p.index not in done]
-    for candidate in _in_workers(context, pool, open_proposals, "screen", CandidateStarted):
+
+    def started(proposal: Proposal) -> None:
+        context.on_event(CandidateStarted(proposal))
+
+    for candidate in _in_workers(context, pool, open_proposals, Level.SCREEN, started):
         context.store.add(candidate)
         if candidate.artifact_key is not None:
             artifact = load_artifact(context.workspace, candidate.artifact_key)
@@ -279,34 +283,27 @@ def _in_workers(
     context: _Context,
     pool: WorkerPool,
     proposals: Sequence[Proposal],
-    level: str,
-    started: type[CandidateStarted] | None,
+    level: Level,
+    on_start: Callable[[Proposal], None] = lambda proposal: None,
 ) -> Iterator[Candidate]:
     settings = context.settings
     jobs = [
-        Job.model_validate(
-            {
-                "workspace": context.workspace.root,
-                "op": settings.op,
-                "workload": settings.workload,
-                "arch": settings.arch,
-                "machine": settings.machine,
-                "seed": settings.seed,
-                "level": level,
-                # A finalist has the machine to itself; candidates of a round share it.
-                "processes": pool.count if len(proposals) == 1 else 1,
-                "proposal": p.model_dump(),
-            }
+        Job(
+            workspace=context.workspace.root,
+            op=settings.op,
+            workload=settings.workload,
+            arch=settings.arch,
+            machine=settings.machine,
+            seed=settings.seed,
+            level=level,
+            # A finalist has the machine to itself; candidates of a round share it.
+            processes=pool.count if len(proposals) == 1 else 1,
+            proposal=p,
         ).model_dump_json()
         for p in proposals
     ]
 
-    def on_start(i: int) -> None:
-        if started is not None:
-            event: Event = started(proposals[i])
-            context.on_event(event)
-
-    for i, answer in pool.run(jobs, on_start):
+    for i, answer in pool.run(jobs, lambda i: on_start(proposals[i])):
         if isinstance(answer, Lost):
             reason = f"{answer.reason}: {answer.detail}"
             yield Candidate(proposal=proposals[i], status=Status.FAILED, reason=reason)
@@ -324,7 +321,7 @@ def _choose(
     )
     for finalist in ranked[:_FINALISTS]:
         context.on_event(FinalistStarted(finalist))
-        (checked,) = _in_workers(context, pool, [finalist.proposal], "full", None)
+        (checked,) = _in_workers(context, pool, [finalist.proposal], Level.FULL)
         candidates[checked.proposal.index] = checked
         context.on_event(FinalistFinished(checked))
         if (

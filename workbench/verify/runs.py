@@ -129,6 +129,8 @@ class _Runs:
 
     def memory_check(self) -> Check:
         """The check over everything that the simulator found in any run."""
+        if not self.labels:
+            return Check(name="memory", verdict=Verdict.UNKNOWN, summary="nothing was run")
         findings = tuple(self.memory_findings.values())
         runs = f"{len(self.labels)} runs ({', '.join(dict.fromkeys(self.labels))})"
         summary = f"{len(findings)} kinds of fault in {runs}" if findings else f"no fault in {runs}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,6 +44,7 @@ def verify_artifact(
     Raises:
         WorkbenchError: if the op has no such generator, or simulated memory cannot be had.
     """
+    started = time.monotonic()
     verification = check_artifact(
         artifact,
         op,
@@ -56,5 +58,6 @@ def verify_artifact(
     report = verification.report
     if level is not Level.FULL or generators is not None or report.verdict is Verdict.FAIL:
         return verification
-    held_out = check_held_out(artifact, op, cache=cache, seed=seed)
-    return replace(verification, report=report.model_copy(update={"checks": report.checks + held_out}))
+    checks = report.checks + check_held_out(artifact, op, cache=cache, seed=seed)
+    whole = report.model_copy(update={"checks": checks, "seconds": time.monotonic() - started})
+    return replace(verification, report=whole)
