@@ -113,6 +113,24 @@ def prepare() -> None:
     cutlass.utils.HardwareInfo.get_max_active_clusters = lambda *_, **__: 8
     host = importlib.import_module("vllm.models.kimi_k3.nvidia.specialized_decode.cutedsl.common.host")
     host.prepare_shared_carveout = lambda compiled, *_: compiled
+    _choose_carveouts("vllm.models.kimi_k3.nvidia.specialized_decode.cutedsl.kda.kernel")
+
+
+def _choose_carveouts(name: str) -> None:
+    """Have a kernel module's launches name the shared-memory carveout that a minimum of CTAs an SM asks for.
+
+    Without one the DSL asks the driver how large an SM's shared memory is and chooses; with one
+    (`preferred_smem_carveout`, a launch option of its own) it asks nobody. The PTX is the same.
+    """
+    module = importlib.import_module(name)
+    plain = module.launch
+
+    def launch(*args: Any, **options: Any) -> None:
+        if options.get("min_blocks_per_mp", 0) > 1:
+            options.setdefault("preferred_smem_carveout", 100)
+        plain(*args, **options)
+
+    module.launch = launch
 
 
 def layout(tensor: Any) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ def test_attention_residual_from_a_mailbox(name: str, write: int, final: bool) -
         assert torch.equal(blocks[:, write].double(), new)
 
 
-@pytest.mark.parametrize(("tp", "b"), [(8, 1), (8, 2), (16, 2), (8, 8), (16, 16)])
+@pytest.mark.parametrize(("tp", "b"), [(8, 1), (8, 2), (16, 2), (8, 8), (16, 16), (8, 16)])
 def test_kda(tp: int, b: int) -> None:
     h, pitch = (12, 6288) if tp == 8 else (6, 3216)
     dim, slots = h * 128, b + 9

@@ -495,3 +495,14 @@ def test_bytes_that_a_pragma_calls_unused_may_be_unwritten(space, mask, rules):
     result = run(text, buffers, block=1)
     assert result.rules == rules
     assert result["out"][0] == 11
+
+
+def test_cache_policies_of_loads_and_stores_change_nothing():
+    body = """
+    createpolicy.fractional.L2::evict_first.b64 %d1, 1.0;
+    ld.global.L2::cache_hint.v2.u32 {%r1, %r2}, [%x], %d1;
+    st.global.L2::cache_hint.v2.u32 [%x+8], {%r2, %r1}, %d1;
+    """
+    text = kernel(body, ["x"])
+    result = clean(run(text, {"x": np.array([5, 6, 0, 0], np.uint32)}, block=1))
+    assert result["x"].tolist() == [5, 6, 6, 5]

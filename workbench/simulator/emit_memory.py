@@ -155,7 +155,9 @@ def _store(e: Emitter, item: Instruction) -> bool:
     space, count, kind = _form(e, item)
     width = int(kind[1:])
     size = count * width // 8
-    address, source = item.operands
+    address, source, *policy = item.operands
+    if len(policy) != ("L2::cache_hint" in item.modifiers):
+        e.fail("operands")
     elements = source.elements if isinstance(source, Vector) else (source,)
     if len(elements) != count or size > 32:
         e.fail("vector length")
