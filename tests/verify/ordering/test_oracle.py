@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from snippets import audit, contract, ptx
 
 from workbench.isa.ptx import parse
+from workbench.isa.ptx.cfg import build
 from workbench.isa.ptx.model import Module
+from workbench.isa.ptx.values import PtxValues
 from workbench.isa.values import ParameterBlock, Threads
 from workbench.verify.ordering.program import Kind
 from workbench.verify.ordering.ptx import ptx_program
@@ -65,7 +67,9 @@ def simulate(program: Sequence[Statement]) -> list[bool]:
 
 
 def solved(module: Module) -> list[bool]:
-    program = ptx_program(module, module.kernels[0], Threads((128, 1, 1)), ParameterBlock())
+    kernel = module.kernels[0]
+    graph = build(kernel)
+    program = ptx_program(graph, PtxValues(module, kernel, graph, Threads((128, 1, 1)), ParameterBlock()))
     solution = solve(program)
     return [solution.lowest(e) >= ORDERED for e in program.all_events(Kind.ACCESS)]
 

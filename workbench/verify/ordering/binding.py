@@ -44,6 +44,14 @@ class Launch:
     """Programmatic stream serialization; None if nobody said."""
     literal: frozenset[int] | None = None
     """Parameters whose bytes other than pointers are the true values; None for all of them."""
+    grid: tuple[int, int, int] | None = None
+    """CTAs; None if nobody said."""
+    cluster: tuple[int, int, int] | None = None
+    """CTAs a cluster; None if nobody said."""
+    smem_bytes: int = 0
+    """Dynamic shared memory, bytes a CTA."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the buffers, where known."""
 
     @property
     def buffers(self) -> frozenset[str]:
@@ -74,8 +82,12 @@ class Launch:
         """Buffers an access may touch; empty if that cannot be told."""
         if access.tensor_map:
             return self._mapped(access, layout)
+        return self.pointed(access.roots, layout)
+
+    def pointed(self, roots: frozenset[Root], layout: Layout) -> frozenset[str]:
+        """Buffers an address with these roots may point into; empty if that cannot be told."""
         found: set[str] = set()
-        for root in access.roots:
+        for root in roots:
             if root.kind is RootKind.PARAM:
                 found |= self._pointed(root, layout)
         return frozenset(found)

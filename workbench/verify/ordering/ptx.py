@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
-from workbench.isa.ptx.cfg import ENDS, build, is_branch
+from workbench.isa.ptx.cfg import ENDS, is_branch
 from workbench.isa.ptx.dataflow import writes
 from workbench.isa.ptx.model import (
     Address,
     Imm,
     Instruction,
-    Kernel,
-    Module,
     Operand,
     Symbol,
     TensorAddress,
@@ -20,7 +18,7 @@ from workbench.isa.ptx.model import (
 )
 from workbench.isa.ptx.values import PARAM_BASE, PtxValues
 from workbench.isa.ptx.variables import TYPE_BYTES
-from workbench.isa.values import Lanes, ParameterBlock, RootKind, Threads
+from workbench.isa.values import Lanes, RootKind
 from workbench.verify.ordering.program import Access, Condition, Event, Kind, Mode, Place, Program
 from workbench.verify.ordering.solver import RELAXED
 
@@ -31,10 +29,8 @@ _ACQUIRES = frozenset(("acquire", "acq_rel", "sc"))
 _HARMLESS_CALLS = frozenset(("vprintf", "__assertfail", "__assert_fail"))
 
 
-def ptx_program(module: Module, kernel: Kernel, threads: Threads, parameters: ParameterBlock) -> Program:
-    """Build the event program of a kernel for one CTA shape and what is known of its parameters."""
-    graph = build(kernel)
-    values = PtxValues(module, kernel, graph, threads, parameters)
+def ptx_program(graph: ControlFlowGraph[Instruction], values: PtxValues) -> Program:
+    """Build the event program of a kernel from its graph and the values of its registers."""
     translator = _Translator(graph, values)
     edges: dict[tuple[int, int], Lanes] = {}
     leaving: dict[int, Lanes] = {}
@@ -48,7 +44,7 @@ def ptx_program(module: Module, kernel: Kernel, threads: Threads, parameters: Pa
                 _block_edges(graph, values, block.index, edges, leaving, conditions)
         events.append(tuple(found))
     return Program(
-        threads=threads,
+        threads=values.threads,
         events=tuple(events),
         successors=graph.successors,
         leaves=graph.leaves,

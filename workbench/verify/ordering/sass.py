@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
-from workbench.isa.sass.cfg import build
 from workbench.isa.sass.dataflow import span, writes
 from workbench.isa.sass.model import (
     SassAddress,
@@ -19,7 +18,7 @@ from workbench.isa.sass.model import (
     SassReg,
 )
 from workbench.isa.sass.values import Registers, SassValues
-from workbench.isa.values import Lanes, ParameterBlock, Root, Threads
+from workbench.isa.values import Lanes, Root
 from workbench.verify.ordering.program import Access, Condition, Event, Kind, Mode, Place, Program
 
 _ACCESSES: Mapping[str, Mode] = {
@@ -47,18 +46,13 @@ _WARP_MEETS = frozenset(("WARPSYNC", "BSYNC"))
 
 
 def sass_program(
-    function: SassFunction,
-    threads: Threads,
-    parameters: ParameterBlock,
-    parameter_base: int,
+    graph: ControlFlowGraph[SassInstruction], values: SassValues, function: SassFunction
 ) -> Program:
     """Build the event program of a SASS function.
 
     A wait with a guard holds its whole warp, and lanes of a warp meet at WARPSYNC and BSYNC: a warp's
     instructions issue in order. Whether the source asked for that is decided on the PTX.
     """
-    graph = build(function)
-    values = SassValues(graph, threads, parameters, parameter_base)
     edges: dict[tuple[int, int], Lanes] = {}
     leaving: dict[int, Lanes] = {}
     conditions: dict[tuple[int, int], Condition] = {}
@@ -80,7 +74,7 @@ def sass_program(
                 _block_edges(graph, values, state, block.index, edges, leaving, conditions)
         events.append(tuple(found))
     return Program(
-        threads=threads,
+        threads=values.threads,
         events=tuple(events),
         successors=graph.successors,
         leaves=graph.leaves,

@@ -12,21 +12,14 @@ from workbench.findings import Finding, Severity
 from workbench.isa.cubin import Cubin, read_cubin
 from workbench.isa.ptx import Kernel, Module, parse
 from workbench.isa.sass import SassFunction, SassModule, disassemble, parse_sass
-from workbench.isa.values import Threads
 from workbench.verify.contract import ContractKernel
+from workbench.verify.ordering import rules
 from workbench.verify.ordering.binding import EXTERNAL, Effects, Launch, Layout, Neighbours, neighbours
-from workbench.verify.ordering.ptx import ptx_program
-from workbench.verify.ordering.rules import Analysis, analyse, judge, sunk_prefetches
-from workbench.verify.ordering.sass import sass_program
+from workbench.verify.ordering.rules.pdl import judge, sunk_prefetches
+from workbench.verify.ordering.view import UNDECIDED, PtxView, SassView
 from workbench.verify.report import Check, Verdict, verdict_of
 
-RULES = (
-    "pdl-load-before-wait",
-    "pdl-wait-missing",
-    "pdl-chain-not-transitive",
-    "nc-load-of-mutable",
-    "prefetch-sunk",
-)
+RULES = rules.decided()
 """Rules this audit decides."""
 
 
@@ -103,35 +96,32 @@ def kernel_forms(
 class Analyses:
     """Both forms of a kernel, solved for one launch."""
 
-    ptx: Analysis | None
-    sass: Analysis | None
+    ptx: PtxView | None
+    sass: SassView | None
     missing: str | None
 
     @property
     def effects(self) -> Effects:
         """What the launch does, from the PTX where there is one."""
         best = self.ptx or self.sass
-        return best.effects if best is not None else Effects()
+        return best.analysis.effects if best is not None else Effects()
 
 
 def analyse_forms(forms: Forms, launch: Launch) -> Analyses:
     """Solve the PTX and the SASS of a kernel for one launch."""
-    threads = Threads(launch.block)
     ptx = sass = None
     if forms.ptx is not None:
-        layout = forms.layout
-        program = ptx_program(*forms.ptx, threads, launch.parameter_block(layout))
-        ptx = analyse(program, launch, layout)
+        ptx = PtxView.of(*forms.ptx, launch, forms.layout)
     if forms.sass is not None:
         layout = forms.sass_layout or forms.layout
-        sassy = sass_program(forms.sass, threads, launch.parameter_block(layout), forms.sass_base)
-        sass = analyse(sassy, launch, layout)
+        sass = SassView.of(forms.sass, launch, layout, forms.sass_base, ptx)
     return Analyses(ptx, sass, forms.missing)
 
 
 def audit_kernel(analyses: Analyses, near: Neighbours, extra: Sequence[Finding] = ()) -> KernelAudit:
     """Apply the rules to both forms of one launch and join what they say."""
-    ptx, sass = analyses.ptx, analyses.sass
+    ptx = analyses.ptx.analysis if analyses.ptx is not None else None
+    sass = analyses.sass.analysis if analyses.sass is not None else None
     findings: list[Finding] = list(extra)
     accesses = unknown = 0
     name = ""
@@ -145,9 +135,10 @@ def audit_kernel(analyses: Analyses, near: Neighbours, extra: Sequence[Finding] 
         unknown += said.unknown
     if ptx is not None and sass is not None and ptx.launch.pdl is not False:
         findings += sunk_prefetches(ptx, sass)
-    findings = _merged(findings)
+    findings = _merged(findings + rules.apply(analyses.ptx, analyses.sass))
     verdict = verdict_of(findings)
-    if verdict is Verdict.PASS and (unknown or analyses.missing is not None):
+    open_ = unknown or analyses.missing is not None or any(f.rule == UNDECIDED for f in findings)
+    if verdict is Verdict.PASS and open_:
         verdict = Verdict.UNKNOWN
     if analyses.missing is not None:
         findings.append(
@@ -243,7 +234,17 @@ def artifact_launches(artifact: Artifact) -> list[Launch]:
     """The launches of an artifact with the roles of their buffers."""
     roles = {b.name: b.role for b in artifact.buffers}
     return [
-        Launch(launch.kernel, launch.block, dict(enumerate(launch.params)), roles, launch.pdl)
+        Launch(
+            launch.kernel,
+            launch.block,
+            dict(enumerate(launch.params)),
+            roles,
+            launch.pdl,
+            grid=launch.grid,
+            cluster=launch.cluster,
+            smem_bytes=launch.smem_bytes,
+            sizes={b.name: b.nbytes for b in artifact.buffers},
+        )
         for launch in artifact.launches
     ]
 
@@ -356,7 +357,18 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
         found[s.param] = KernelParam(data=data.hex())
     literal = frozenset(s.param for s in contract.scalar)
     roles = {b.name: b.role for b in contract.buffer}
-    return Launch(forms.name, contract.block, found, roles, contract.pdl, literal)
+    return Launch(
+        forms.name,
+        contract.block,
+        found,
+        roles,
+        contract.pdl,
+        literal,
+        grid=contract.grid,
+        cluster=contract.cluster,
+        smem_bytes=contract.smem_bytes,
+        sizes={b.name: b.bytes for b in contract.buffer if b.bytes is not None},
+    )
 
 
 def _scalar(value: int | float | bool, size: int, type_: str | None, what: str) -> bytes:

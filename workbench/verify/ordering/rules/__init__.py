@@ -1,0 +1,44 @@
+"""The static rules: a family a module, each a function from a view of a kernel to its findings.
+
+To add a rule, write it in its family's module and name it here, in the table of the form it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from workbench.findings import Finding
+from workbench.verify.ordering.view import PtxView, SassView
+
+PtxRule = Callable[[PtxView], Iterable[Finding]]
+SassRule = Callable[[SassView], Iterable[Finding]]
+
+PTX_RULES: dict[str, tuple[PtxRule, ...]] = {}
+"""Rule id to the functions that decide it on the PTX; one may stand under several ids and runs once."""
+SASS_RULES: dict[str, tuple[SassRule, ...]] = {}
+"""The same on the SASS; where the PTX is there, `SassView.ptx` has it."""
+PDL_RULES = (
+    "pdl-load-before-wait",
+    "pdl-wait-missing",
+    "pdl-chain-not-transitive",
+    "nc-load-of-mutable",
+    "prefetch-sunk",
+)
+"""Decided by `rules.pdl` on solved event programs, of both forms together."""
+
+
+def decided() -> tuple[str, ...]:
+    """Ids of all rules that the static audit decides."""
+    return tuple(dict.fromkeys((*PDL_RULES, *PTX_RULES, *SASS_RULES)))
+
+
+def apply(ptx: PtxView | None, sass: SassView | None) -> list[Finding]:
+    """Run all rules of the tables on the forms that there are."""
+    found: list[Finding] = []
+    if ptx is not None:
+        for rule in dict.fromkeys(r for rules in PTX_RULES.values() for r in rules):
+            found += rule(ptx)
+    if sass is not None:
+        for sass_rule in dict.fromkeys(r for rules in SASS_RULES.values() for r in rules):
+            found += sass_rule(sass)
+    return found
