@@ -21,7 +21,7 @@ NONE, MAYBE, ORDERED, SELF, UNREACHED = 0, 1, 2, 3, 255
 Levels = NDArray[np.uint8]
 RELAXED = -1
 """Count of a cluster arrival that orders nothing (`.relaxed`)."""
-_VARIES = -2
+VARIES = -2
 _NOWHERE = -1
 _ARRIVES = frozenset((Kind.BARRIER, Kind.BARRIER_ARRIVE, Kind.CLUSTER_ARRIVE))
 _RECEIVES = frozenset((Kind.BARRIER, Kind.WARP_BARRIER, Kind.CLUSTER_WAIT, Kind.MBARRIER_WAIT, Kind.ACQUIRE))
@@ -49,7 +49,7 @@ def active(event: Event, levels: Levels) -> NDArray[np.bool_]:
 
 def solve(program: Program) -> Solution:
     """Find the levels of a kernel."""
-    phases = _phases(program)
+    phases = arrivals_before(program)
     grants: dict[int, Levels] = {}
     while True:
         levels, at_exit = _propagate(program, grants)
@@ -168,8 +168,8 @@ def _name(event: Event) -> object:
     return _CLUSTER if event.kind in (Kind.CLUSTER_ARRIVE, Kind.CLUSTER_WAIT) else event.key
 
 
-def _phases(program: Program) -> dict[int, NDArray[np.int32]]:
-    """How often each thread has arrived at the event's barrier before the event; _VARIES in loops."""
+def arrivals_before(program: Program) -> dict[int, NDArray[np.int32]]:
+    """How often each thread has arrived at the event's barrier before the event; VARIES in loops."""
     names = {_name(e) for e in program.all_events(*_ARRIVES, Kind.CLUSTER_WAIT)}
     found: dict[int, NDArray[np.int32]] = {}
     for name in names:
@@ -196,13 +196,13 @@ def _phases_of(program: Program, name: object) -> dict[int, NDArray[np.int32]]:
             if event.kind is Kind.CLUSTER_WAIT:
                 continue
             moves = count >= 0 if event.guard is None else (count >= 0) & (event.guard != 0)
-            count = np.where(moves, _VARIES if event.guarded else count + 1, count).astype(np.int32)
+            count = np.where(moves, VARIES if event.guarded else count + 1, count).astype(np.int32)
         for s in program.successors[b]:
             mask = program.edges.get((b, s))
             taken = count if mask is None else np.where(mask != 0, count, _NOWHERE)
             old = entry[s]
             merged = np.where(
-                taken == _NOWHERE, old, np.where((old == _NOWHERE) | (old == taken), taken, _VARIES)
+                taken == _NOWHERE, old, np.where((old == _NOWHERE) | (old == taken), taken, VARIES)
             ).astype(np.int32)
             if not np.array_equal(merged, old):
                 entry[s] = merged
@@ -271,7 +271,7 @@ def _barrier_grant(
         here = active(site, levels[site.index])
         if phase is not None:
             theirs = phases[site.index]
-            here = here & ((theirs == phase) | (theirs == _VARIES))
+            here = here & ((theirs == phase) | (theirs == VARIES))
         if site is not event and not cluster:  # a thread that gets here meets the others here
             here = here & ~mine
         if not here.any():
