@@ -61,6 +61,13 @@ def test_golden_of_zeros_accepts_zeros_of_either_sign_only() -> None:
     assert not compare(golden, golden + 1e-30, Tolerance(), NONE).passed
 
 
+def test_a_negative_zero_is_refused_where_it_marks_an_empty_slot() -> None:
+    golden, mail = tensor(0.0, 1.0, 0.0), Tolerance(positive_zero=True)
+    assert compare(golden, golden, mail, NONE).passed
+    outcome = compare(golden, tensor(0.0, 1.0, -0.0), mail, NONE)
+    assert "-0" in outcome.reason and outcome.index == (2,) and outcome.bad == 1
+
+
 def test_exact_outputs() -> None:
     ids = torch.tensor([[3, 1, 2]])
     exact = Tolerance(exact=True)

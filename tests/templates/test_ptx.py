@@ -117,7 +117,12 @@ def test_independent_weights_are_loaded_before_the_wait(variant, real) -> None:
             early = access.buffers & {"weight", "bias", "w_router", "w_down"}
             found |= early
             assert not early or access.at < waits(kernel)[0], access.instruction.text
-    wanted = {"rmsnorm": {"weight"}, "moe_topk": {"bias"}, "moe": {"bias", "w_router", "w_down"}}
+    wanted = {
+        "rmsnorm": {"weight"},
+        "moe_topk": {"bias"},
+        "moe": {"bias", "w_router", "w_down"},
+        "skinny_gemm": {"weight"},
+    }
     assert found == wanted.get(variant[0].op, set())
 
 

@@ -13,7 +13,7 @@ from workbench.ops.trivial import zero_inputs
 from workbench.workspace import Workspace
 
 WORKSPACE = Workspace(Path(__file__).parents[2])
-OPS = {name: load_op(WORKSPACE, name) for name in ("rmsnorm", "moe_topk", "moe_experts", "moe")}
+OPS = {name: load_op(WORKSPACE, name) for name in WORKSPACE.op_names()}
 CASES = [(n, w.name, g) for n, op in OPS.items() for w in op.workloads if not w.real for g in op.generators]
 
 

@@ -101,9 +101,10 @@ def close(got: torch.Tensor, want: list, steps: int = 0) -> None:
     np.testing.assert_allclose(g[~same], w[~same], rtol=2**-7)
 
 
-OPS = {name: load_op(WORKSPACE, name) for name in ("rmsnorm", "moe_topk", "moe_experts", "moe")}
-SMALL = ("small_b1", "small_b3")
-CASES = [(name, w, g) for name, op in OPS.items() for w in SMALL for g in op.generators]
+OPS = {name: load_op(WORKSPACE, name) for name in WORKSPACE.op_names()}
+CASES = [
+    (name, w.name, g) for name, op in OPS.items() for w in op.workloads if not w.real for g in op.generators
+]
 
 
 @pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "rmsnorm"])
@@ -150,6 +151,21 @@ def test_moe(name: str, workload: str, generator: str) -> None:
     got = OPS[name].reference(t, axes)
     close(got["latent"], latent.tolist(), steps=1)
     close(got["out"], out, steps=3)
+
+
+PRODUCTS = [c for c in CASES if c[0] in ("skinny_gemm", "splitk_gemm", "o_proj")]
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), PRODUCTS)
+def test_products(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    x, weight = numbers(t["x"]), numbers(t["weight"])
+    with np.errstate(invalid="ignore"):
+        want = [[bf16(total(row * w)) for w in weight] for row in x]
+    got = OPS[name].reference(t, axes)["out"]
+    close(got, want, steps=2)
+    if name == "o_proj":
+        assert not torch.signbit(got[got == 0]).any()
 
 
 def test_bf16_of_this_file() -> None:

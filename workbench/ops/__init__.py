@@ -1,8 +1,8 @@
 """Ops: what a kernel must compute, as declared in `verifiers/<op>.py`, and the arithmetic that verifiers
 share.
 
-Importing this package does not import torch; `rounding`, `mxfp4`, `random`, `routing`, `situ` and
-`experts` do.
+Importing this package does not import torch; `rounding`, `mxfp4`, `random`, `routing`, `situ`, `linear`
+and `experts` do.
 """
 
 from workbench.ops.dtypes import DType

@@ -119,6 +119,12 @@ def compare(golden: torch.Tensor, out: torch.Tensor, tolerance: Tolerance, hones
     beyond = strange | _beyond(golden, out, limits.worst)
     if strange.any():
         return _failed("is not a number of the right kind", golden, out, errors, limits, strange, beyond)
+    if tolerance.positive_zero:
+        negative = (out == 0) & out.signbit()
+        if negative.any():
+            return _failed(
+                "is -0, which marks an empty slot", golden, out, errors, limits, negative, beyond | negative
+            )
     if beyond.any():
         reason = f"is wrong by {errors.worst:.3g} of its scale, limit {limits.worst:.3g}"
         at = errors.worst_index

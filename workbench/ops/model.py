@@ -122,6 +122,8 @@ class Tolerance:
     cap_worst: float = 8e-2
     allow_inf: bool = True
     """Equal infinities pass; an infinity where golden is finite, or the reverse, never does."""
+    positive_zero: bool = False
+    """A zero must be +0: -0 is what an empty mailbox holds."""
 
 
 Allocate = Callable[[str], "torch.Tensor"]
