@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTERNAL := .venv-external
 
-.PHONY: run test test-slow external lint clean
+.PHONY: run test test-slow external fuzz lint clean
 
 run: $(STAMP)
 	$(BIN)/workbench propose --op moe --workload tp8_b1
@@ -19,6 +19,11 @@ test-slow: $(STAMP)
 # Kernels of other projects, compiled from their installed packages in a virtual environment of their own.
 external: $(EXTERNAL)/.installed
 	$(EXTERNAL)/bin/python -m pytest -m external tests/external
+
+# Ten minutes a reader; what is found is kept in fuzz/found.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[fuzz]"
+	for reader in ptx sass litmus contract audit; do $(BIN)/python fuzz/readers.py $$reader 600 || exit 1; done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,6 +12,10 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.errors import WorkbenchError
+
+MAX_THREADS = 1024
+"""Most threads a CTA may have, on every architecture."""
 Lanes = NDArray[np.uint64]
 """One value a thread of the CTA, unsigned, masked to the register's width."""
 
@@ -86,10 +90,19 @@ def union(values: Iterable[Value]) -> frozenset[Root]:
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads of one CTA, in linear order."""
+    """The threads of one CTA, in linear order.
+
+    Raises:
+        WorkbenchError: if there are none, or more than a CTA may have.
+    """
 
     block: tuple[int, int, int]
     _arrays: dict[str, Lanes] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if min(self.block) < 1 or self.count > MAX_THREADS:
+            shape = "x".join(map(str, self.block))
+            raise WorkbenchError(f"a CTA of {shape} threads is not possible; it has 1 to {MAX_THREADS}")
 
     @property
     def count(self) -> int:

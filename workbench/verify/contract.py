@@ -9,10 +9,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.errors import ContentError, UnknownNameError
+from workbench.isa.values import MAX_THREADS
 from workbench.ops.model import Role
 
-MAX_THREADS = 1024
-"""Most threads a CTA may have, on every architecture."""
 _Extent = Annotated[int, Field(ge=1)]
 _Shape = tuple[_Extent, _Extent, _Extent]
 
