@@ -169,9 +169,13 @@ def _name(event: Event) -> object:
 
 
 def arrivals_before(program: Program) -> dict[int, NDArray[np.int32]]:
-    """How often each thread has arrived at the event's barrier before the event; VARIES in loops."""
-    names = {_name(e) for e in program.all_events(*_ARRIVES, Kind.CLUSTER_WAIT)}
-    found: dict[int, NDArray[np.int32]] = {}
+    """How often each thread has arrived at the event's barrier before the event; VARIES in loops.
+
+    Negative where a thread never gets to the event.
+    """
+    events = program.all_events(*_ARRIVES, Kind.CLUSTER_WAIT)
+    names = {_name(e) for e in events}
+    found = {e.index: np.full(program.threads.count, _NOWHERE, np.int32) for e in events}
     for name in names:
         found |= _phases_of(program, name)
     return found
