@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from workbench.findings import Finding
+from workbench.verify.ordering.rules.proxy import proxy_fences
 from workbench.verify.ordering.view import PtxView, SassView
 
 PtxRule = Callable[[PtxView], Iterable[Finding]]
 SassRule = Callable[[SassView], Iterable[Finding]]
 
-PTX_RULES: dict[str, tuple[PtxRule, ...]] = {}
+PTX_RULES: dict[str, tuple[PtxRule, ...]] = {
+    "proxy-fence-missing": (proxy_fences,),
+}
 """Rule id to the functions that decide it on the PTX; one may stand under several ids and runs once."""
 SASS_RULES: dict[str, tuple[SassRule, ...]] = {}
 """The same on the SASS; where the PTX is there, `SassView.ptx` has it."""

@@ -1,0 +1,356 @@
+"""Generic writes that the asynchronous proxy reads with no proxy fence between (ISA 8.8, 9.7.13.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.findings import Finding, Severity
+from workbench.isa.ptx.model import Address, Instruction, TensorAddress
+from workbench.isa.values import Root, RootKind
+from workbench.verify.ordering.analysis import Site
+from workbench.verify.ordering.carried import BARE, FENCED, MEETS, Carried, Mark
+from workbench.verify.ordering.paths import after
+from workbench.verify.ordering.program import Event, Kind, Mode
+from workbench.verify.ordering.rules.regions import (
+    SHARED,
+    Region,
+    addresses,
+    is_shared,
+    matrix,
+    overlaps,
+    region,
+    width,
+)
+from workbench.verify.ordering.view import PtxView, Step, finding
+
+RULE = "proxy-fence-missing"
+
+
+@dataclass(frozen=True)
+class _Write:
+    step: Step
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True)
+class _Read:
+    step: Step
+    regions: tuple[Region, ...]
+    what: str
+
+
+def proxy_fences(view: PtxView) -> Iterator[Finding]:
+    """All cases of the rule on the PTX."""
+    yield from _shared(view)
+    yield from _global(view)
+    yield from _tensormaps(view)
+
+
+# -- shared memory ---------------------------------------------------------------------------------
+
+
+def _shared(view: PtxView) -> Iterator[Finding]:
+    reads = list(_reads(view))
+    if not reads:
+        return
+    writes = list(_writes(view))
+    arenas = _arenas(view)
+    fences = [s for s in view.steps("fence") if _covers_shared(s.instruction)]
+    wanted = [w for w in writes if any(_meet(w.regions, r.regions, arenas) for r in reads)]
+    if not wanted:
+        return
+    groups = _grouped(view, wanted, fences)
+    carried = _carry(view, [g[0].step for g in groups], fences, groups)
+    hits: dict[tuple[int, str], tuple[_Read, _Write, int]] = {}
+    for r in reads:
+        for n, group in enumerate(groups):
+            writer = next((w for w in group if _meet(w.regions, r.regions, arenas)), None)
+            if writer is None or not _bare(view, carried, n, r.step):
+                continue
+            key = (writer.step.instruction.line, r.what)
+            old = hits.get(key)
+            hits[key] = (r, writer, 1) if old is None else (old[0], old[1], old[2] + 1)
+    for r, writer, count in hits.values():
+        yield _finding(view, r, writer).model_copy(update={"count": count})
+
+
+def _finding(view: PtxView, r: _Read, w: _Write) -> Finding:
+    how = _describe(w.step.instruction)
+    return finding(
+        RULE,
+        Severity.ERROR,
+        view,
+        r.step.index,
+        f"{r.what} may read stale shared memory: {how} in line {w.step.instruction.line} wrote those bytes "
+        "through the generic proxy, and no fence.proxy.async stands between the write and this read in the "
+        "asynchronous proxy",
+        "execute fence.proxy.async.shared::cta in every writing thread after its writes and before the "
+        "barrier, or in the issuing thread after the barrier",
+    )
+
+
+def _describe(i: Instruction) -> str:
+    return {"st": "a store", "cp": "cp.async", "stmatrix": "stmatrix"}.get(i.opcode, i.opcode)
+
+
+def _reads(view: PtxView) -> Iterator[_Read]:
+    """Reads of shared memory in the asynchronous proxy."""
+    for s in view.steps("cp", "wgmma", "tcgen05"):
+        i = s.instruction
+        m = i.modifiers
+        if i.opcode == "cp":
+            found = _copied_from(view, s)
+            if found is not None:
+                yield _Read(s, (found,), "a tensor copy" if "tensor" in m else "a bulk copy")
+        elif i.opcode == "wgmma" and m[:1] == ("mma_async",):
+            regions = [matrix(view, s, v) for v in s.values[1:3]]
+            yield from _matrices(s, regions, "wgmma")
+        elif i.opcode == "tcgen05" and m[:1] == ("mma",):
+            pairs = list(zip(i.operands, s.values, strict=True))[1:3]
+            regions = [matrix(view, s, v) for o, v in pairs if not isinstance(o, Address)]
+            yield from _matrices(s, regions, "tcgen05.mma")
+        elif i.opcode == "tcgen05" and m[:1] == ("cp",):
+            yield from _matrices(s, [matrix(view, s, s.values[1])], "tcgen05.cp")
+
+
+def _matrices(step: Step, regions: list[Region | None], what: str) -> Iterator[_Read]:
+    known = tuple(r for r in regions if r is not None)
+    if known:
+        yield _Read(step, known, what)
+
+
+def _copied_from(view: PtxView, s: Step) -> Region | None:
+    """The shared source of a bulk or tensor copy; None for other copies."""
+    i = s.instruction
+    m = i.modifiers
+    bulk = m[:2] == ("async", "bulk") or m[:3] == ("reduce", "async", "bulk")
+    spaces = [x for x in m if x in SHARED or x == "global"]
+    if not bulk or len(spaces) < 2 or spaces[1] == "global" or "prefetch" in m:
+        return None
+    found = addresses(s)
+    if len(found) < 2:
+        return None
+    size = 16
+    if "tensor" not in m:
+        at = i.operands.index(found[1][0]) + 1
+        size = s.values[at].constant() or 16 if at < len(s.values) else 16
+    return region(view, s, found[1][1], size)
+
+
+def _writes(view: PtxView) -> Iterator[_Write]:
+    """Writes of shared memory in the generic proxy."""
+    for s in view.steps("st", "stmatrix", "atom", "red", "cp"):
+        i = s.instruction
+        m = i.modifiers
+        if i.opcode == "cp" and (m[:1] != ("async",) or "bulk" in m or "mbarrier" in m or not i.operands):
+            continue
+        found = addresses(s)
+        if not found or not is_shared(view, found[0][1], i):
+            continue
+        size = width(i)
+        if i.opcode == "cp":
+            size = s.values[2].constant() or 4 if len(s.values) > 2 else 4
+        here = region(view, s, found[0][1], size)
+        if here is not None and here.who.any():
+            yield _Write(s, (here,))
+
+
+def _covers_shared(i: Instruction) -> bool:
+    m = i.modifiers
+    if m[:2] == ("proxy", "async"):
+        return "global" not in m
+    return m[:2] == ("proxy", "async::generic") and "release" in m
+
+
+def _arenas(view: PtxView) -> frozenset[str]:
+    """Shared variables that hold more than one thing: of open length, or with mbarriers inside."""
+    names = {v.name for v in (*view.module.variables, *view.kernel.variables) if v.elements is None}
+    for s in view.steps("mbarrier"):
+        for _, v in addresses(s):
+            names |= {r.name for r in v.roots if r.kind is RootKind.SYMBOL}
+    return frozenset(names)
+
+
+def _meet(a: tuple[Region, ...], b: tuple[Region, ...], arenas: frozenset[str]) -> bool:
+    """True if regions share bytes, or are the same variable at offsets that are not known."""
+    for x in a:
+        for y in b:
+            shared = overlaps(x, y)
+            if shared or (shared is None and x.symbol not in arenas):
+                return True
+    return False
+
+
+def _grouped(view: PtxView, writes: list[_Write], fences: list[Step]) -> list[list[_Write]]:
+    """Writes between which nothing happens that orders anything, by the same threads."""
+    marks = sorted({f.index for f in fences} | {e.index for e in view.analysis.program.all_events(*MEETS)})
+    found: dict[tuple[int, int, bytes | None, bool], list[_Write]] = {}
+    for w in writes:
+        s = w.step
+        at = int(np.searchsorted(marks, s.index))
+        guard = None if s.guard is None else s.guard.tobytes()
+        key = (view.graph.block_of[s.index], at, guard, s.instruction.modifiers[:1] == ("async",))
+        found.setdefault(key, []).append(w)
+    return list(found.values())
+
+
+def _carry(
+    view: PtxView,
+    writes: list[Step],
+    fences: Iterable[Step],
+    groups: list[list[_Write]] | None = None,
+    own: bool = False,
+) -> Carried:
+    marks: dict[int, Mark] = {f.index: Mark(fence=True, who=f.guard, sure=not f.guarded) for f in fences}
+    extra: list[Event] = []
+    for n, s in enumerate(writes):
+        for w in [s] if groups is None else [x.step for x in groups[n]]:
+            old = marks.get(w.index, Mark()).writes
+            marks[w.index] = Mark(writes=(*old, n), who=w.guard, sure=not w.guarded)
+            if w.instruction.modifiers[:1] == ("async",) and w.instruction.opcode in ("st", "red"):
+                value = addresses(w)[-1][1]  # its completion arrives at this mbarrier
+                extra.append(Event(Kind.MBARRIER_ARRIVE, w.index, w.guard, w.guarded, key=value.constant()))
+    program = view.analysis.program
+    return Carried(program, view.graph, marks, len(writes), tuple(extra), own)
+
+
+def _bare(view: PtxView, carried: Carried, write: int, read: Step) -> bool:
+    """True if the read comes after the write with no fence between on any path."""
+    state = carried.before(read.index)[write]
+    who = (view.executing(read) != 0) & (state != 0)
+    wrong = ((state & BARE) != 0) & ((state & FENCED) == 0)
+    if not who.any():
+        return False
+    return bool(wrong[who].all() if read.guarded else wrong[who].any())
+
+
+# -- global memory ---------------------------------------------------------------------------------
+
+
+def _global(view: PtxView) -> Iterator[Finding]:
+    """Ordinary stores to a buffer that this grid then copies from with a bulk or tensor copy.
+
+    Only what is certain to be meant: the copy cannot come before the store, and either both use one pointer
+    or a barrier or flag stands between them, so that the copy is there to read what was stored.
+    """
+    sites = [s for s in view.analysis.sites if s.buffers]
+    reads = [s for s in sites if s.access.mode is Mode.LOAD and _is_bulk(view, s)]
+    reads = [s for s in reads if view.step(s.event.index) is not None]
+    stored = [s for s in sites if s.access.mode is Mode.STORE and not s.access.strong]
+    stored = [s for s in stored if not _is_bulk(view, s)]
+    stored = [s for s in stored if any(s.buffers & r.buffers for r in reads)]
+    if not reads or not stored:
+        return
+    fences = [s for s in view.steps("fence") if _covers_global(s.instruction)]
+    writes = [w for w in (view.step(s.event.index) for s in stored) if w is not None]
+    carried = _carry(view, writes, fences)
+    unordered = _carry(view, writes, [])
+    done: set[tuple[int, frozenset[str]]] = set()
+    for r in reads:
+        step = view.step(r.event.index)
+        if step is None:
+            continue
+        for n, (site, write) in enumerate(zip(stored, writes, strict=True)):
+            buffers = site.buffers & r.buffers
+            if not buffers or (step.index, buffers) in done or not _bare(view, carried, n, step):
+                continue
+            if write.index in after(view.graph, step.index):
+                continue
+            if not (_same_pointer(write, step) or _handed_over(view, unordered, n, write, step)):
+                continue
+            done.add((step.index, buffers))
+            name = ", ".join(sorted(buffers))
+            yield finding(
+                RULE,
+                Severity.ERROR,
+                view,
+                step.index,
+                f"the bulk copy may read stale {name}: the store in line {write.instruction.line} wrote it "
+                "through the generic proxy, and no fence.proxy.async for global memory stands between the "
+                "store and this copy in the asynchronous proxy",
+                "execute fence.proxy.async.global (or fence.proxy.async) in the thread that issues the copy, "
+                "after the barrier or flag that orders it after the store",
+                name,
+            )
+
+
+def _is_bulk(view: PtxView, s: Site) -> bool:
+    i = view.graph.instructions[s.event.index]
+    return i.opcode == "cp" and "bulk" in i.modifiers
+
+
+def _covers_global(i: Instruction) -> bool:
+    m = i.modifiers
+    return m[:2] == ("proxy", "async") and (len(m) == 2 or "global" in m)
+
+
+def _same_pointer(write: Step, read: Step) -> bool:
+    source = next((o for o, _ in addresses(read)[1:2]), None)
+    target = next((o for o, _ in addresses(write)[:1]), None)
+    return isinstance(source, Address) and isinstance(target, Address) and source == target
+
+
+def _handed_over(view: PtxView, carried: Carried, n: int, write: Step, read: Step) -> bool:
+    """True if a thread that did not itself store comes to the copy after the store."""
+    state = carried.before(read.index)[n]
+    stores = view.executing(write) != 0
+    who = (view.executing(read) != 0) & ((state & BARE) != 0)
+    return bool((who & ~stores).any())
+
+
+# -- tensor maps in memory -------------------------------------------------------------------------
+
+
+def _tensormaps(view: PtxView) -> Iterator[Finding]:
+    """Tensor maps changed by the kernel that a copy uses with no release or acquire of that proxy between."""
+    edits = [s for s in view.steps("tensormap") if addresses(s)]
+    if not edits:
+        return
+    uses = [(s, _map_roots(s)) for s in view.steps("cp") if "tensor" in s.instruction.modifiers]
+    kind = ("proxy", "tensormap::generic")
+    fences = [s for s in view.steps("fence") if s.instruction.modifiers[:2] == kind]
+    acquires = [f for f in fences if "acquire" in f.instruction.modifiers]
+    replaced = [s for s in edits if s.instruction.modifiers[:1] == ("replace",)]
+    copied = [s for s in edits if s.instruction.modifiers[:1] == ("cp_fenceproxy",)]
+    releases = [f for f in fences if "release" in f.instruction.modifiers]
+    for writes, needed, own, what, fix in (
+        (
+            [*replaced, *copied],
+            acquires,
+            True,
+            "fence.proxy.tensormap::generic.acquire in the thread that issues the copy",
+            "execute fence.proxy.tensormap::generic.acquire.gpu [map], 128 in the issuing thread, before it",
+        ),
+        (
+            replaced,
+            releases,
+            False,
+            "fence.proxy.tensormap::generic.release by the thread that changed it",
+            "execute fence.proxy.tensormap::generic.release.gpu after tensormap.replace, before the barrier",
+        ),
+    ):
+        if not writes:
+            continue
+        carried = _carry(view, writes, needed, own=own)
+        for use, roots in uses:
+            for n, w in enumerate(writes):
+                if not (roots & addresses(w)[0][1].roots) or not _bare(view, carried, n, use):
+                    continue
+                yield finding(
+                    RULE,
+                    Severity.ERROR,
+                    view,
+                    use.index,
+                    "the tensor copy may use an old tensor map: it was changed in line "
+                    f"{w.instruction.line} and no {what} stands between",
+                    fix,
+                )
+                break
+
+
+def _map_roots(s: Step) -> frozenset[Root]:
+    found = next((v for o, v in addresses(s) if isinstance(o, TensorAddress) and v.roots), None)
+    return frozenset() if found is None else found.roots - {Root(RootKind.LOADED)}
