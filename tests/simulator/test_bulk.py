@@ -94,7 +94,7 @@ def test_expect_tx_mismatch_is_a_deadlock_that_names_the_counts() -> None:
     body = LOAD.replace("SPACE", "shared::cta").replace("WAIT", wait("W", "0"))
     body = body.replace("[%r2], 256;", "[%r2], 272;")
     result = go(body, {"out": (32, np.uint32), "x": X})
-    assert result.rules == ["deadlock"]
+    assert result.rules == ["mbarrier-phase"]
     message = result.outcome.findings[0].message
     assert "waits for the end of phase 0 of the mbarrier at byte 0 of shared memory of CTA 0" in message
     assert "0 of 1 arrivals pending, tx-count 16" in message

@@ -178,14 +178,14 @@ def test_pipeline_without_its_wait(server: CompileServer) -> None:
 def test_pipeline_with_a_wrong_parity(server: CompileServer) -> None:
     source = PIPELINE.format(nbytes=2048, wait=WAIT.replace("& 1", "& 1 ^ 1"))
     outcome, _ = run(candidate(server, source, (6, 7, 512), (6, 512)), ROWS, (6, 512))
-    assert {"uninitialized-read", "deadlock"} & {f.rule for f in outcome.findings}
+    assert {"uninitialized-read", "mbarrier-phase"} & {f.rule for f in outcome.findings}
 
 
 def test_pipeline_that_expects_too_much(server: CompileServer) -> None:
     source = PIPELINE.format(nbytes=2064, wait=WAIT)
     outcome, _ = run(candidate(server, source, (6, 7, 512), (6, 512)), ROWS, (6, 512))
     assert not outcome.completed
-    assert "deadlock" in {f.rule for f in outcome.findings}
+    assert "mbarrier-phase" in {f.rule for f in outcome.findings}
     assert any("0 of 1 arrivals pending, tx-count 16" in f.message for f in outcome.findings)
 
 

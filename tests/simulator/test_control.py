@@ -194,7 +194,7 @@ def test_barrier_that_cannot_complete_is_a_deadlock():
     OUT:
     """
     result = lanes(body, 64, 64)
-    assert result.rules == ["deadlock"]
+    assert result.rules == ["barrier-divergence"]
     assert not result.outcome.completed
     assert result.outcome.findings[0].ptx_line is not None
     assert "32 of 96" in result.outcome.findings[0].message

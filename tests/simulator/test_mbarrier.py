@@ -144,7 +144,7 @@ def test_two_stage_pipeline_over_seven_rounds(seed: int) -> None:
 def test_a_wrong_parity_is_a_deadlock_that_names_the_barrier() -> None:
     body = start(32, STAGES) + PIPELINE.replace("xor.b32 %r14, %r13, 1", "xor.b32 %r14, %r13, 0")
     result = go(body, {"out": (64, np.uint32)})
-    assert result.rules == ["deadlock", "deadlock"]
+    assert result.rules == ["mbarrier-phase", "mbarrier-phase"]
     assert not result.outcome.completed
     texts = [f.message for f in result.outcome.findings]
     assert "phase 0 of the mbarrier at byte 16 of shared memory of CTA 0" in texts[0]
@@ -158,7 +158,7 @@ def test_expect_tx_that_never_comes_is_a_deadlock_with_the_counts() -> None:
     @!%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r2], 64;
     """ + wait("W", "0") + "st.global.u32 [%d0], %r1;"  # fmt: skip
     result = go(body, {"out": (64, np.uint32)})
-    assert set(result.rules) == {"deadlock"}
+    assert set(result.rules) == {"mbarrier-phase"}
     message = result.outcome.findings[0].message
     assert "phase 0: 0 of 1 arrivals pending, tx-count 32" in message
 

@@ -210,7 +210,7 @@ FAULTS = {
         (("tx_count=tx,", "tx_count=tx // 2,"),),
         {"mbarrier-phase", "uninitialized-read", "deadlock"},
     ),
-    "too many bytes expected": ((("tx_count=tx,", "tx_count=tx + 16,"),), {"deadlock"}),
+    "too many bytes expected": ((("tx_count=tx,", "tx_count=tx + 16,"),), {"mbarrier-phase"}),
     "stage reuse": (
         (
             ("                    handle.release()\n                empty", "                empty"),

@@ -116,7 +116,7 @@ def test_gemm(server):
     ("part", "fault", "rule"),
     [
         ("wait", "C.mbarrier_wait(full + s, ((t // STAGES) & 1) ^ 1)", "uninitialized-read"),
-        ("nbytes", "(TM + TN) * TK * 2 + 16", "deadlock"),
+        ("nbytes", "(TM + TN) * TK * 2 + 16", "mbarrier-phase"),
         ("reuse", "pass", "mbarrier-phase"),
         ("left", "1", "buffer-reuse"),
     ],

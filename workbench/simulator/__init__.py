@@ -5,6 +5,7 @@ them, `simulate_module` any launches, `simulate_ranks` those of several ranks; e
 findings and counters. docs/simulator.md shows their use.
 """
 
+from workbench.simulator.adversary import Adversary, Pick, Starved, Unit
 from workbench.simulator.counters import Counters
 from workbench.simulator.launch import SimulationOptions
 from workbench.simulator.memory import Memory
@@ -15,15 +16,19 @@ from workbench.simulator.simulate import KernelLaunch, Outcome, simulate, simula
 from workbench.simulator.trace import Trace
 
 __all__ = [
+    "Adversary",
     "Counters",
     "Domain",
     "KernelLaunch",
     "Memory",
     "Outcome",
+    "Pick",
     "RankLaunch",
     "Schedule",
     "SimulationOptions",
+    "Starved",
     "Trace",
+    "Unit",
     "UnsupportedInstruction",
     "Unwritten",
     "run_ptx",

@@ -12,6 +12,9 @@ def emit(e: Emitter, item: Instruction) -> bool:
     """Translate `item`; False if it does not belong here."""
     if item.opcode == "call":
         return _printf(e, item)
+    if item.opcode == "griddepcontrol" and item.modifiers == ("launch_dependents",):
+        e.code.do("ck.trigger(co)")
+        return True
     return item.opcode == "brkpt"
 
 
@@ -25,6 +28,8 @@ def finish(e: Emitter, block: Block) -> None:
         e.result = e.code.let(f"~{predicate}") if item.negated else predicate
     elif block.action is Action.TABLE:
         e.result = e.fetch(item.operands[0], "u32")
+    elif block.action is Action.BARRIER and item.opcode == "griddepcontrol":
+        e.result = "None"
     elif block.action is Action.BARRIER and "cluster" in item.modifiers:
         if not {"cluster", "wait"} <= set(item.modifiers) <= {"cluster", "wait", "acquire", "aligned"}:
             e.fail()

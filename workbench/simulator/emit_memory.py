@@ -25,7 +25,7 @@ _CACHE = frozenset(
         "L2::128B", "L2::256B", "L2::cache_hint",
     )
 )  # fmt: skip
-_NO_EFFECT = frozenset(("fence", "membar", "prefetch", "prefetchu", "griddepcontrol", "nanosleep", "discard",
+_NO_EFFECT = frozenset(("fence", "membar", "prefetch", "prefetchu", "nanosleep", "discard",
                         "applypriority", "setmaxnreg", "pmevent"))  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.simulator.access import GlobalSpace
+from workbench.simulator.adversary import PLAIN, Adversary
 from workbench.simulator.faults import FindingLog
 from workbench.simulator.memory import Memory
 from workbench.simulator.traffic import Traffic
@@ -44,6 +45,9 @@ class SimulationOptions:
     """Count 32-byte sectors of global accesses and shared-memory bank conflicts; costs time."""
     max_lane_instructions: int = 1 << 40
     """Budget of one launch, in PTX instructions times lanes, for each process."""
+    max_steps: int = 1 << 60
+    """Budget of one launch in blocks of instructions, each run by some lanes together; with
+    `max_lane_instructions` it bounds a run without a clock."""
     time_limit: float = 600.0
     """Seconds of wall time for all launches together."""
     chunk_lanes: int = 32768
@@ -54,6 +58,8 @@ class SimulationOptions:
     """Lines of printf output kept."""
     trace: Trace | None = None
     """Record what one thread or everybody at one address does; such a run is slow and uses one process."""
+    adversary: Adversary = PLAIN
+    """How the schedule departs from the plain one; see `workbench.simulator.adversary`."""
     observer: Callable[..., None] | None = None
     """Called with (site, address array, cohort, chunk) before every global and shared access and atomic."""
 
@@ -62,8 +68,24 @@ class LimitReachedError(Exception):
     """The run used up its time or its instructions."""
 
 
+class Tally:
+    """Counts events that may let a waiting lane go on; launches that run side by side share one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class LaunchState:
     """One launch while it runs."""
+
+    before: LaunchState | None = None
+    """The launch whose completion `griddepcontrol.wait` waits for."""
+    number = 0
+    """Its place in the list of launches."""
+    complete = False
+    """All CTAs have exited; memory is as the launch leaves it."""
+    external: bool = True
+    """What precedes the first launch in the stream has completed."""
 
     def __init__(
         self, program: Program, memory: Memory, grid: Dimensions, block: Dimensions, cluster: Dimensions,
@@ -90,8 +112,12 @@ class LaunchState:
         self.stepwise = False
         """Let others run after every block, not only while all lanes poll."""
         self.log = FindingLog(program.kernel.name)
-        self.progress = 0
+        self.tally = Tally()
+        self.open = np.zeros(self.ctas, bool)
+        """CTAs that have executed griddepcontrol.launch_dependents or exited."""
         self.lane_instructions = 0
+        self.steps = 0
+        """Blocks that were run."""
         self.async_bytes = 0
         """Bytes of bulk and tensor copies, whose sizes only show at run time."""
         self.printed: list[str] = []
@@ -99,6 +125,20 @@ class LaunchState:
         index = np.arange(self.threads, dtype=np.uint32)
         x, y, _ = block
         self.tid = {"x": index % x, "y": index // x % y, "z": index // (x * y)}
+
+    @property
+    def progress(self) -> int:
+        """Events so far that may let a waiting lane go on."""
+        return self.tally.count
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self.tally.count = value
+
+    @property
+    def may_pass_wait(self) -> bool:
+        """Whether griddepcontrol.wait returns: the grid before has completed and its memory is visible."""
+        return self.external if self.before is None else self.before.complete
 
     def parameter(self, offset: int, dtype: str) -> Array:
         """Return a value from the parameter block as (1, 1)."""
@@ -123,12 +163,15 @@ class LaunchState:
             site.reset()
 
     def check_limits(self) -> None:
-        """Stop a run that has used up its budget.
+        """Count a step and stop a run that has used up its budget.
 
         Raises:
             LimitReachedError: with what was used up.
         """
+        self.steps += 1
         if self.lane_instructions > self.options.max_lane_instructions:
             raise LimitReachedError(f"{self.options.max_lane_instructions} lane-instructions")
+        if self.steps > self.options.max_steps:
+            raise LimitReachedError(f"{self.options.max_steps} steps")
         if time.monotonic() > self.deadline:
             raise LimitReachedError("the time limit")

@@ -102,6 +102,9 @@ def is_warp_synchronous(instruction: Instruction) -> bool:
 
 
 def _is_barrier(instruction: Instruction) -> bool:
+    """Whether threads stop at an instruction until something else has happened; it ends its block."""
+    if instruction.opcode == "griddepcontrol":
+        return instruction.modifiers == ("wait",)
     return (
         instruction.opcode in _BARRIERS
         and "warp" not in instruction.modifiers
@@ -188,7 +191,8 @@ def lower(kernel: Kernel) -> tuple[Block, ...]:
                     or (more.predicate, more.negated) != (item.predicate, item.negated)
                     or any(item.predicate in writes(g) for g in group)
                     or more.opcode in ("bra", "brx", *_EXITS)
-                    or (more.opcode in _BARRIERS and _is_barrier(more))
+                    or _is_barrier(more)
+                    or group[-1].opcode == "griddepcontrol"
                     or _is_barrier(item)
                 ):
                     break
@@ -217,6 +221,8 @@ def lower(kernel: Kernel) -> tuple[Block, ...]:
             if is_warp_synchronous(item) and any(_touches_others(i) for i in block.instructions):
                 block = start()
             block.instructions.append(item)
+            if opcode == "griddepcontrol":  # the dependent grid may start here
+                start()
     last = blocks[-1]
     if last.instruction is None and last.target < 0 and last.following < 0:
         last.action = Action.EXIT
@@ -269,6 +275,44 @@ def _touches_others(item: Instruction) -> bool:
     return item.opcode in _SEEN_BY_OTHERS or is_poll(item)
 
 
+def _polls_weakly(region: list[Block]) -> bool:
+    """Whether a loop ends only when an ordinary load of one and the same address gives another value."""
+    definitions: dict[str, list[Instruction]] = {}
+    for block in region:
+        for item in block.instructions:
+            for r in writes(item):
+                definitions.setdefault(r.name, []).append(item)
+
+    def polled(name: str, path: tuple[str, ...]) -> bool | None:
+        """True if the value comes from such loads alone, None if it does not change, False otherwise."""
+        if name in path:
+            return False
+        found: bool | None = None
+        for item in definitions.get(name, ()):
+            sources = [r.name for r in reads(item)]
+            if item.opcode in ("ld", "ldu") and "param" not in item.modifiers:
+                if not definitions.keys().isdisjoint(sources):
+                    return False
+                found = True
+                continue
+            for source in sources:
+                value = polled(source, (*path, name))
+                if value is False:
+                    return False
+                found = found or value
+        return found
+
+    inside = range(region[0].index, region[-1].index + 1)
+    return any(
+        b.action is Action.BRANCH
+        and b.instruction is not None
+        and b.instruction.predicate is not None
+        and any(s not in inside for s in b.successors)
+        and polled(b.instruction.predicate.name, ()) is True
+        for b in region
+    )
+
+
 def _finish(blocks: list[Block]) -> None:
     gen: list[set[str]] = []
     kill: list[set[str]] = []
@@ -309,5 +353,7 @@ def _finish(blocks: list[Block]) -> None:
             if s <= block.index:
                 region = blocks[s : block.index + 1]
                 polls = {i.opcode for b in region for i in b.instructions if is_poll(i)}
+                if not polls and _polls_weakly(region):
+                    polls = {"ld"}
                 block.spins |= bool(polls)
                 block.polls_memory |= bool(polls - {"mbarrier"})

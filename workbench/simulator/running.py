@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.findings import Finding
+from workbench.simulator.adversary import PLAIN
 from workbench.simulator.cluster import order_of_ctas
 from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, LimitReachedError
@@ -43,24 +44,33 @@ class Part:
     async_bytes: int = 0
     """Bytes of bulk and tensor copies."""
 
+    @staticmethod
+    def empty(blocks: int, findings: tuple[Finding, ...] = ()) -> Part:
+        """Return a part that did not run to its end."""
+        visits = np.zeros(blocks, np.int64)
+        return Part(findings, visits, [0] * blocks, None, 0, 0, [], False, TrafficCounts())
+
 
 def partition(state: LaunchState) -> list[list[Array]]:
     """Divide a launch among processes: for each its groups of CTA numbers, each group to be run as one chunk.
 
     CTAs that may wait for one another, or share atomics, stay in one process; so does a launch too small to
-    pay.
+    pay, and every run under a seed or an adversary, which must not depend on the number of processes.
     """
     options, program = state.options, state.program
     loops = any(s <= b.index for b in program.blocks for s in b.successors)
     work = state.ctas * state.threads * sum(c.instructions for c in program.costs) * (_LOOP if loops else 1)
     workers = max(1, min(options.processes, state.ctas))
-    if program.communicates or work < options.parallel_work:
+    checking = bool(options.seed) or options.adversary != PLAIN
+    if program.communicates or work < options.parallel_work or checking:
         workers = 1
     cluster = state.cluster[0] * state.cluster[1] * state.cluster[2]
     count = -(-state.ctas * state.threads // options.chunk_lanes)
     count = min(-(-count // workers) * workers, state.ctas)
     size = -(-state.ctas // count)
     size = -(-size // cluster) * cluster
+    if options.adversary.resident is not None:
+        size = state.ctas
     order = order_of_ctas(state.grid, state.cluster)
     chunks = [order[k : k + size] for k in range(0, state.ctas, size)]
     if options.seed:
@@ -85,8 +95,14 @@ def numpy_errors() -> np.errstate:
     return np.errstate(all="ignore", under="call", over="call", call=FLAGS)
 
 
-def run_steps(state: LaunchState, groups: list[Array]) -> Generator[bool, None, Part]:
-    """Run groups of CTAs; yields, inside `numpy_errors`, whether it could go on at once."""
+def run_steps(state: LaunchState, groups: list[Array], together: bool = False) -> Generator[bool, None, Part]:
+    """Run groups of CTAs; yields, inside `numpy_errors`, whether it could go on at once.
+
+    Args:
+        state: the launch.
+        groups: numbers of the CTAs of each group.
+        together: have all groups run side by side even if they do not poll each other's memory.
+    """
     state.bind()
     space = state.space()
     program = state.program
@@ -109,7 +125,7 @@ def run_steps(state: LaunchState, groups: list[Array]) -> Generator[bool, None, 
         part.completed &= not chunk.deadlocked
 
     try:
-        if program.spins:
+        if program.spins or together:
             active = [Chunk(state, ctas, space) for ctas in groups]
             runs = [(c, c.run()) for c in active]
             while runs:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction, Operand, Reg
 from workbench.simulator.access import PARAM_WINDOW, BankedSpace, GlobalSpace, Site
+from workbench.simulator.adversary import Pick
 from workbench.simulator.barriers import Barriers
 from workbench.simulator.cluster import Clusters
 from workbench.simulator.cohort import Cohort, merge, poison
@@ -26,6 +27,8 @@ from workbench.simulator.pending import AsyncOperations
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
 from workbench.simulator.proxies import Proxies, needed
 from workbench.simulator.races import RaceDetector
+from workbench.simulator.special import special
+from workbench.simulator.stuck import report_deadlock
 from workbench.simulator.tcgen05 import TensorCores
 from workbench.simulator.wgmma import Warpgroups
 
@@ -77,10 +80,38 @@ class Chunk:
         self.passes = [0] * len(program.blocks)
         """Lanes that ran each block."""
         self._random = Random(self.options.seed * 1_000_003 + int(ctas[0])) if self.options.seed else None
+        self._size = len(program.blocks)
+        adversary = self.options.adversary
+        self._ahead = adversary.pick is Pick.HIGHEST
+        self._victims: Array | None = None
+        """Threads that run only when no other thread can, (CTAs, threads); their cohorts wait under the
+        number of their block plus the number of blocks."""
+        if adversary.starved is not None:
+            x, y, z = launch.cluster
+            held = adversary.starved.rows_and_threads(ctas, launch.threads, x * y * z)
+            self._victims = held if held.any() and not held.all() else None
+        self._seen_by_pollers = 0
+        self.dependent: list[tuple[Cohort, Block]] = []
+        """Who waits in griddepcontrol.wait."""
+        self.started = len(ctas)
+        """CTAs that have begun."""
+        if adversary.resident is not None:
+            self.started = min(len(ctas), max(self.cluster_size, self._room()))
         self.divergent_branches = 0
         self.deadlocked = False
         x, y, _ = launch.grid
-        self._ctaid = {"x": ctas % x, "y": ctas // x % y, "z": ctas // (x * y)}
+        self.ctaid = {"x": ctas % x, "y": ctas // x % y, "z": ctas // (x * y)}
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        x, y, z = self.launch.cluster
+        return x * y * z
+
+    def _room(self) -> int:
+        """CTAs that can be resident at a time, in whole clusters."""
+        room = self.options.adversary.resident
+        return len(self.ctas) if room is None else room - room % self.cluster_size
 
     @property
     def progress(self) -> int:
@@ -109,15 +140,22 @@ class Chunk:
         costs = launch.program.costs
         needs = [_needs_whole_warps(b) for b in blocks]
         unwritten = {key: poison(launch.program.dtypes[key]) for key in live[0]}
-        everyone = Cohort(self, np.arange(len(self.ctas)), np.arange(launch.threads), True, unwritten)
-        full = everyone.lanes
-        self.pending[0] = [everyone]
+        self._unwritten = unwritten
+        self._begin(0, self.started)
+        full = len(self.ctas) * launch.threads
         forced = False
         stalls, seen, state = 0, launch.progress, 0
         while True:
             if not self.pending:
                 if self.yielded and self.asyncs.relieve(stalls):
                     self.pending, self.yielded, stalls = self.yielded, {}, 0
+                    continue
+                if self.dependent:
+                    if launch.may_pass_wait:
+                        self._pass_wait()
+                        continue
+                    yield False
+                    self.pending, self.yielded = self.yielded, {}
                     continue
                 if self.yielded and not (self.parked and stalls > STALLS_BEFORE_PARTIAL):
                     yield False
@@ -137,16 +175,25 @@ class Chunk:
                     forced, stalls = True, 0
                 else:
                     break
+            if self._victims is not None and self.yielded and min(self.pending) >= self._size:
+                moved = self.asyncs.relieve(0)
+                if moved or launch.progress != self._seen_by_pollers:
+                    self._seen_by_pollers = launch.progress
+                    for key, cohorts in self.yielded.items():
+                        self.pending.setdefault(key, []).extend(cohorts)
+                    self.yielded = {}
+                    continue
             k = self._pick()
             group = self.pending.pop(k)
             if k in self.parked:
                 group += self.parked.pop(k)
+            level, k = k - k % self._size, k % self._size
             co = group[0] if len(group) == 1 else merge(group, live[k], launch.program.dtypes)
             while True:
                 block = blocks[k]
                 if needs[k] and not co.whole():
                     if not forced:
-                        self.parked.setdefault(k, []).append(co)
+                        self.parked.setdefault(k + level, []).append(co)
                         break
                     forced = False
                     if block.action is Action.BARRIER and not block.warp_synchronous:
@@ -165,8 +212,8 @@ class Chunk:
                     yield True
                 if k < 0:
                     break
-                if (self.pending and self._interrupts(k)) or k in self.parked:
-                    self.pending.setdefault(k, []).append(co)
+                if ((self.pending or level) and self._interrupts(k + level)) or k + level in self.parked:
+                    self.pending.setdefault(k + level, []).append(co)
                     break
         self.asyncs.finish()
         self.tensor.finish()
@@ -175,14 +222,27 @@ class Chunk:
 
     def _pick(self) -> int:
         """Choose the block to run next: the lowest, or any if a seed asks for another schedule."""
-        if self._random is None or len(self.pending) == 1:
+        if len(self.pending) == 1:
+            return next(iter(self.pending))
+        if self._random is None and not self._ahead:
             return min(self.pending)
-        return self._random.choice(sorted(self.pending))
+        first = [k for k in self.pending if k < self._size] or list(self.pending)
+        return max(first) if self._random is None else self._random.choice(sorted(first))
 
     def _interrupts(self, k: int) -> bool:
         """Whether other lanes run before a cohort that stands at block `k`."""
+        if k >= self._size and (
+            self.launch.progress != self._seen_by_pollers
+            if self.yielded
+            else self.pending and min(self.pending) < self._size
+        ):
+            return True
+        if not self.pending:
+            return False
         if self._random is not None:
             return self._random.random() < 0.5
+        if self._ahead:
+            return max(self.pending) > k
         return min(self.pending) <= k
 
     def _state(self) -> int:
@@ -190,7 +250,7 @@ class Chunk:
         total = 0
         for k in sorted(self.yielded):
             for co in self.yielded[k]:
-                for key in sorted(self.launch.program.live[k] & co.registers.keys()):
+                for key in sorted(self.launch.program.live[k % self._size] & co.registers.keys()):
                     total = crc32(co.registers[key].tobytes(), total)
         return total
 
@@ -201,7 +261,7 @@ class Chunk:
         if action is Action.JUMP:
             k = block.target if block.target >= 0 else block.following
             if block.spins and k <= block.index:
-                self.yielded.setdefault(k, []).append(co)
+                self._yield(co, k)
                 return -1
             return k
         if action is Action.BRANCH:
@@ -210,22 +270,27 @@ class Chunk:
                 self.divergent_branches += max(0, len(taken.warps()) + len(other.warps()) - len(co.warps()))
             spins = block.spins and block.target <= block.index
             if taken is not None and spins:
-                self.yielded.setdefault(block.target, []).append(taken)
+                self._yield(taken, block.target)
                 taken = None
             if taken is None:
                 if other is None:
                     return -1
                 if other is co:
                     return block.following
-                self.pending.setdefault(block.following, []).append(other)
+                self._push(other, block.following)
                 return -1
             if other is None and taken is co:
                 return block.target
-            self.pending.setdefault(block.target, []).append(taken)
+            self._push(taken, block.target)
             if other is not None:
-                self.pending.setdefault(block.following, []).append(other)
+                self._push(other, block.following)
             return -1
         if action is Action.BARRIER:
+            if block.instruction is not None and block.instruction.opcode == "griddepcontrol":
+                if self.launch.may_pass_wait:
+                    return block.following
+                self.dependent.append((co, block))
+                return -1
             if block.instruction is not None and "cluster" in block.instruction.modifiers:
                 released = self.cluster.wait(co, block)
             else:
@@ -248,7 +313,7 @@ class Chunk:
                     continue
                 some = co if result.size == 1 else co.split(result == v, live[block.table[v]], frozenset())[0]
                 if some is not None:
-                    self.pending.setdefault(block.table[int(v)], []).append(some)
+                    self._push(some, block.table[int(v)])
             return -1
         if action is Action.TRAP:
             assert block.instruction is not None
@@ -262,11 +327,56 @@ class Chunk:
 
     def _continue(self, cohorts: list[tuple[Cohort, int]]) -> None:
         for co, k in cohorts:
-            self.pending.setdefault(k, []).append(co)
+            self._push(co, k)
+
+    def _level(self, co: Cohort) -> int:
+        """Return what is added to the number of a block for a cohort that is held back."""
+        if self._victims is None:
+            return 0
+        return self._size if self._victims[co.ctas[0], co.threads[0]] else 0
+
+    def _push(self, co: Cohort, k: int) -> None:
+        """Have a cohort go on at block `k` when its turn comes."""
+        self.pending.setdefault(k + self._level(co), []).append(co)
+
+    def _yield(self, co: Cohort, k: int) -> None:
+        """Have a cohort that polls look again at block `k` when others have run."""
+        self.yielded.setdefault(k + self._level(co), []).append(co)
+
+    def _begin(self, first: int, last: int) -> None:
+        """Start the CTAs `first` to `last - 1` of the chunk."""
+        everyone = Cohort(
+            self, np.arange(first, last), np.arange(self.launch.threads), True, dict(self._unwritten)
+        )
+        if self._victims is None:
+            self._push(everyone, 0)
+            return
+        nothing = frozenset(self._unwritten)
+        for part in everyone.split(self._victims[first:last], nothing, nothing):
+            if part is not None:
+                self._push(part, 0)
+
+    def _admit(self) -> None:
+        """Start CTAs that had no room as others have exited."""
+        resident = int(self.alive[: self.started].any(axis=1).sum())
+        while self.started < len(self.ctas) and resident + self.cluster_size <= self._room():
+            self._begin(self.started, self.started + self.cluster_size)
+            self.started += self.cluster_size
+            resident += self.cluster_size
+
+    def trigger(self, co: Cohort) -> None:
+        """griddepcontrol.launch_dependents: what the CTA had to do before the next grid may start."""
+        self.launch.open[self.ctas[co.ctas]] = True
+        self.progress += 1
+
+    def _pass_wait(self) -> None:
+        waiting, self.dependent = self.dependent, []
+        self._continue([(co, block.following) for co, block in waiting])
 
     def _exit(self, co: Cohort) -> None:
         self.progress += 1
         if co.lanes == self.alive.size:
+            self.launch.open[self.ctas] = True
             self.cluster.end()
             return
         self.exited = True
@@ -274,24 +384,16 @@ class Chunk:
             self.alive[np.ix_(co.ctas, co.threads)] = False
         else:
             self.alive[co.ctas, co.threads] = False
+        if self.options.adversary.overlap:
+            self.launch.open[self.ctas] |= ~self.alive.any(axis=1)
         self._continue(self.barriers.retire(co))
         self._continue(self.cluster.retire(co))
+        if self.started < len(self.ctas):
+            self._admit()
 
     def _deadlock(self) -> None:
         self.deadlocked = True
-        for co, item, text in (*self.barriers.stuck(), *self.cluster.stuck()):
-            self.report("deadlock", item, text, co, np.ones((1, 1), bool))
-        blocks = self.launch.program.blocks
-        for table, text in (
-            (self.yielded, "polls memory that no one changes any more"),
-            (self.parked, "waits for its warp"),
-        ):
-            for k, cohorts in table.items():
-                items = blocks[k].instructions or [i for i in (blocks[k].instruction,) if i is not None]
-                for co in cohorts:
-                    known = self.mbarriers.describe(co) if table is self.yielded else None
-                    at, why = known or (items[0] if items else None, text)
-                    self.report("deadlock", at, why, co, np.ones((1, 1), bool))
+        report_deadlock(self)
 
     def _partial_barrier(self, co: Cohort, block: Block) -> None:
         item = block.instruction
@@ -330,70 +432,7 @@ class Chunk:
 
     def special(self, co: Cohort, name: str) -> Array:
         """Return a special register for the lanes of a cohort."""
-        launch = self.launch
-        base, _, axis = name.partition(".")
-        place = "xyz".find(axis) if axis else 0
-
-        def one(value: int, kind: Any = np.uint32) -> Array:
-            return np.full((1, 1), value & (0xFFFFFFFF if kind is np.uint32 else 0xFFFFFFFFFFFFFFFF), kind)
-
-        def rows(value: Array) -> Array:
-            chosen = value[co.ctas].astype(np.uint32)
-            return chosen[:, None] if co.rectangular else chosen[None, :]
-
-        if base == "%tid":
-            return launch.tid[axis][co.threads][None, :]
-        if base == "%ctaid":
-            return rows(self._ctaid[axis])
-        if base in ("%ntid", "%nctaid", "%cluster_nctaid"):
-            return one(
-                {"%ntid": launch.block, "%nctaid": launch.grid, "%cluster_nctaid": launch.cluster}[base][
-                    place
-                ]
-            )
-        if base == "%nclusterid":
-            return one(launch.grid[place] // launch.cluster[place])
-        if base == "%clusterid":
-            return rows(self._ctaid[axis] // launch.cluster[place])
-        if base == "%cluster_ctaid":
-            return rows(self._ctaid[axis] % launch.cluster[place])
-        cx, cy, cz = launch.cluster
-        if base == "%cluster_ctarank":
-            c = self._ctaid
-            return rows(c["x"] % cx + cx * (c["y"] % cy + cy * (c["z"] % cz)))
-        lane = (co.threads & 31).astype(np.uint32)[None, :]
-        shared = launch.shared_dynamic
-        total = shared + launch.program.shared_static
-        simple = {
-            "%cluster_nctarank": cx * cy * cz,
-            "%nwarpid": 64,
-            "%nsmid": 160,
-            "%gridid": 1,
-            "%dynamic_smem_size": shared,
-            "%total_smem_size": total,
-            "%aggr_smem_size": total,
-            "%reserved_smem_offset_begin": 0,
-            "%reserved_smem_offset_end": 0x400,
-            "%reserved_smem_offset_cap": 0x400,
-        }
-        if base in simple:
-            return one(simple[base])
-        if base == "%laneid":
-            return lane
-        if base == "%warpid":
-            return (co.threads >> 5).astype(np.uint32)[None, :]
-        if base == "%smid":
-            return rows(self.ctas % 160)
-        if base == "%is_explicit_cluster":
-            return np.full((1, 1), cx * cy * cz > 1)
-        if base.startswith("%lanemask_"):
-            bit = np.uint32(1) << lane
-            below = bit - np.uint32(1)
-            return {"eq": bit, "lt": below, "le": below | bit, "gt": ~(below | bit), "ge": ~below}[base[10:]]
-        ticks = launch.lane_instructions // 32 + 1
-        if base in ("%clock64", "%globaltimer"):
-            return one(ticks, np.uint64)
-        return one(ticks >> 32 if base.endswith("_hi") else ticks)
+        return special(self, co, name)
 
     # -- findings --------------------------------------------------------------------------------
 
@@ -407,7 +446,7 @@ class Chunk:
         """Return a lane of a cohort as findings name it."""
         cta = int(co.ctas[r] if co.rectangular else co.ctas[c])
         thread = int(co.threads[c])
-        where = ",".join(str(int(self._ctaid[a][cta])) for a in "xyz")
+        where = ",".join(str(int(self.ctaid[a][cta])) for a in "xyz")
         which = ",".join(str(int(self.launch.tid[a][thread])) for a in "xyz")
         return f"{self.launch.prefix}cta=({where}) thread=({which})"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,7 +21,8 @@ from workbench.simulator.codegen import Program, compile_kernel
 from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, SimulationOptions
 from workbench.simulator.memory import Memory
-from workbench.simulator.running import counters_of
+from workbench.simulator.running import Part, counters_of
+from workbench.simulator.stream import run_stream
 from workbench.simulator.trace import Tracer, TraceRecord
 from workbench.simulator.workers import Workers
 
@@ -44,6 +45,8 @@ class Outcome:
     """What `SimulationOptions.trace` asked for."""
     seconds: float = 0.0
     """Wall time of the execution, translation excluded."""
+    steps: int = 0
+    """Blocks of instructions that were run, in this process."""
 
     @property
     def lane_instructions(self) -> int:
@@ -62,6 +65,8 @@ class KernelLaunch:
     """One after the other at their PTX offsets."""
     cluster: tuple[int, int, int] = (1, 1, 1)
     smem_bytes: int = 0
+    pdl: bool = False
+    """Programmatic stream serialization; matters only with `SimulationOptions.adversary.overlap`."""
 
 
 def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | None = None) -> Outcome:
@@ -83,12 +88,12 @@ def simulate(artifact: Artifact, memory: Memory, options: SimulationOptions | No
     return simulate_module(module, launches, memory, options)
 
 
-_programs: OrderedDict[tuple[int, str, bool], tuple[Module, Program]] = OrderedDict()
-"""The programs used last, by module and kernel: verification runs the same kernels on many inputs."""
+_programs: OrderedDict[tuple[int, str, bool, int], tuple[Module, Program]] = OrderedDict()
+"""The programs used last, by module, kernel and copy: verification runs the same kernels on many inputs."""
 
 
-def _program(module: Module, kernel: str, traced: bool) -> Program:
-    key = (id(module), kernel, traced)
+def _program(module: Module, kernel: str, traced: bool, copy: int = 0) -> Program:
+    key = (id(module), kernel, traced, copy)
     if key not in _programs:
         _programs[key] = (module, compile_kernel(module, module.kernel(kernel), traced))
         while len(_programs) > 32:
@@ -110,14 +115,22 @@ def bound(module: Module, launch: Launch, addresses: dict[str, int]) -> KernelLa
         block.extend(bytes(param.offset - len(block)))
         block.extend(raw)
     return KernelLaunch(
-        launch.kernel, launch.grid, launch.block, bytes(block), launch.cluster, launch.smem_bytes
+        launch.kernel, launch.grid, launch.block, bytes(block), launch.cluster, launch.smem_bytes, launch.pdl
     )
 
 
 def simulate_module(
-    module: Module, launches: Sequence[KernelLaunch], memory: Memory, options: SimulationOptions | None = None
+    module: Module,
+    launches: Sequence[KernelLaunch],
+    memory: Memory,
+    options: SimulationOptions | None = None,
+    arrive: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Run launches of a PTX module in order; see `simulate`."""
+    """Run launches of a PTX module in order; see `simulate`.
+
+    `arrive` is called when the grid before the first launch completes: at once, unless the first launch has
+    programmatic stream serialization and `options.adversary.overlap` is set; then at the last moment.
+    """
     options = options or SimulationOptions()
     tracer = Tracer(options.trace, memory) if options.trace is not None else None
     if tracer is not None:
@@ -125,10 +138,12 @@ def simulate_module(
     check_float_environment()
     keep_freed_arrays()
     deadline = time.monotonic() + options.time_limit
-    programs: dict[str, Program] = {}
-    for launch in launches:
-        if launch.kernel not in programs:
-            programs[launch.kernel] = _program(module, launch.kernel, options.trace is not None)
+    overlap = options.adversary.overlap and any(launch.pdl for launch in launches)
+    programs: list[Program] = []
+    for n, launch in enumerate(launches):
+        # The code of a launch holds its parameters, so launches that overlap cannot share it.
+        copy = sum(other.kernel == launch.kernel for other in launches[:n]) if overlap else 0
+        programs.append(_program(module, launch.kernel, options.trace is not None, copy))
     mark = memory.mark()
     addresses = place_variables(module, memory)
     findings: list[Finding] = []
@@ -139,27 +154,34 @@ def simulate_module(
     try:
         states = [
             LaunchState(
-                programs[launch.kernel], memory, launch.grid, launch.block, launch.cluster, launch.smem_bytes,
+                program, memory, launch.grid, launch.block, launch.cluster, launch.smem_bytes,
                 launch.parameters, options, deadline, addresses,
             )
-            for launch in launches
+            for program, launch in zip(programs, launches, strict=True)
         ]  # fmt: skip
         for state in states:
             state.tracer = tracer
+            state.stepwise = overlap
+        if not overlap and arrive is not None:
+            arrive()
         with Workers(states) as workers:
-            for index, state in enumerate(states):
-                part = workers.run(index)
+            if overlap:
+                parts: Iterator[Part] = iter(run_stream(states, [launch.pdl for launch in launches], arrive))
+            else:
+                parts = (workers.run(index) for index in range(len(states)))
+            for state, part in zip(states, parts, strict=False):
                 findings.extend(part.findings)
                 printed.extend(part.printed)
                 counters.append(counters_of(state, part))
-                if not part.completed:
-                    completed = False
+                completed &= part.completed
+                if not completed and not overlap:
                     break
     finally:
         seconds = time.perf_counter() - start
         memory.release(mark)
     record = tracer.record() if tracer is not None else TraceRecord()
-    return Outcome(tuple(findings), tuple(counters), completed, tuple(printed), record, seconds)
+    steps = sum(state.steps for state in states)
+    return Outcome(tuple(findings), tuple(counters), completed, tuple(printed), record, seconds, steps)
 
 
 @cache
