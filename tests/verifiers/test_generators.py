@@ -36,7 +36,7 @@ def test_a_seed_says_everything(name: str, workload: str, generator: str) -> Non
     first = raw(generate(op, workload, generator, 7))
     torch.manual_seed(123)  # the global generator has no part in it
     assert raw(generate(op, workload, generator, 7)) == first
-    if (name, generator) not in {("moe_topk", "all_equal")}:
+    if (name, generator) not in {("moe_topk", "all_equal"), ("situ", "all_equal")}:
         assert raw(generate(op, workload, generator, 8)) != first
 
 

@@ -168,6 +168,89 @@ def test_products(name: str, workload: str, generator: str) -> None:
         assert not torch.signbit(got[got == 0]).any()
 
 
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "situ"])
+def test_situ(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    width = axes["I"]
+    want = []
+    for row in numbers(t["gate_up"]).tolist():
+        pairs = zip(row[:width], row[width:], strict=True)
+        want.append([bf16(situ(g, u)) for g, u in pairs] + [0.0] * (axes["P"] - width))
+    close(OPS[name].reference(t, axes)["out"], want, steps=2)
+
+
+def norm(values: list[float]) -> list[float]:
+    scale = math.sqrt(total(np.square(values)) / len(values) + 1e-5)
+    return [v / scale for v in values]
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "attn_res"])
+def test_attention_residual(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    n = {k: numbers(v) for k, v in t.items()}
+    saved, out, prefix, blocks = axes["V"] - 1, [], [], n["blocks"].copy()
+    for b in range(axes["B"]):
+        p = [bf16(x + y) for x, y in zip(n["prefix"][b].tolist(), n["delta"][b].tolist(), strict=True)]
+        rows = [*blocks[b, :saved].tolist(), p]
+        logits = [total(np.array(norm(r)) * n["norm"] * n["query"]) for r in rows]
+        top = max(logits) if not any(map(math.isnan, logits)) else math.nan
+        weights = [math.exp(x - top) for x in logits]
+        mix = [total(np.array(weights) * column) / math.fsum(weights) for column in np.array(rows).T]
+        out.append([bf16(x * w) for x, w in zip(norm(mix), n["out_norm"].tolist(), strict=True)])
+        prefix.append(p)
+        if axes["A"] == axes["V"]:
+            blocks[b, saved] = p
+    got = OPS[name].reference(t, axes)
+    close(got["out"], out, steps=2)
+    close(got["prefix"], prefix)
+    close(got["blocks"], blocks.tolist())
+
+
+def kda_head(n: dict[str, np.ndarray], b: int, h: int, heads: int, d: int) -> tuple[list[float], np.ndarray]:
+    """One token and head: output and new state."""
+    slot, width, row = int(n["slots"][b]), heads * d, n["projected"][b]
+    parts = []
+    for part in range(3):
+        first = part * width + h * d
+        raw = [*n["conv"][slot, :, first : first + d], row[first : first + d]]
+        taps = n["conv_weight"][part, :, h * d : h * d + d]
+        c = [math.fsum(taps[i, j] * raw[i][j] for i in range(4)) for j in range(d)]
+        parts.append([x * sigmoid(x) if not math.isnan(x) else x for x in c])
+    q, k = (np.array(p) / math.sqrt(math.fsum(np.square(p)) + 1e-6) for p in parts[:2])
+    f_a = row[4 * width : 4 * width + d]
+    g = [bf16(math.fsum(f_a * w)) for w in n["fb"][h * d : h * d + d]]
+    slope = math.exp(n["a_log"][h])
+    decay = np.array([
+        math.exp(-5 * sigmoid(slope * (x + y))) for x, y in zip(g, n["dt_bias"][h * d :], strict=False)
+    ])  # fmt: skip
+    state = n["state"][slot, h] * decay
+    beta = sigmoid(float(row[4 * width + d + h]))
+    state = np.array([
+        r + beta * (v - total(r * k)) * k for r, v in zip(state, parts[2], strict=True)
+    ])  # fmt: skip
+    o = norm([total(r * q) / math.sqrt(d) for r in state])
+    gate = [sigmoid(float(x)) for x in row[3 * width + h * d : 3 * width + h * d + d]]
+    return [bf16(x * w * y) for x, w, y in zip(o, n["norm"].tolist(), gate, strict=True)], state
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "kda"])
+def test_kda(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    n = {k: numbers(v) for k, v in t.items()}
+    h, d = axes["H"], axes["D"]
+    state, conv, out = n["state"].copy(), n["conv"].copy(), np.zeros((axes["B"], h * d))
+    for b, slot in enumerate(t["slots"].tolist()):
+        if slot <= 0:
+            continue
+        for head in range(h):
+            out[b, head * d : head * d + d], state[slot, head] = kda_head(n, b, head, h, d)
+        conv[slot] = [*n["conv"][slot, 1:], n["projected"][b, : 3 * h * d]]
+    got = OPS[name].reference(t, axes)
+    close(got["out"], out.tolist(), steps=2)
+    close(got["conv"], conv.tolist())
+    np.testing.assert_allclose(numbers(got["state"]), state, rtol=1e-9, atol=1e-12 * np.nanmax(np.abs(state)))
+
+
 def test_bf16_of_this_file() -> None:
     x = np.random.default_rng(1).standard_normal(2000).astype(np.float32)
     x = np.concatenate([x, x * np.float32(1e-39), [np.float32(1 + 2**-8), np.float32(1 + 3 * 2**-8)]])
