@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from workbench.findings import Finding
+from workbench.verify.ordering.rules.barriers import barriers_ptx, barriers_sass
 from workbench.verify.ordering.rules.proxy import proxy_fences
 from workbench.verify.ordering.view import PtxView, SassView
 
@@ -16,9 +17,14 @@ SassRule = Callable[[SassView], Iterable[Finding]]
 
 PTX_RULES: dict[str, tuple[PtxRule, ...]] = {
     "proxy-fence-missing": (proxy_fences,),
+    "barrier-divergence": (barriers_ptx,),
+    "barrier-reuse": (barriers_ptx,),
 }
 """Rule id to the functions that decide it on the PTX; one may stand under several ids and runs once."""
-SASS_RULES: dict[str, tuple[SassRule, ...]] = {}
+SASS_RULES: dict[str, tuple[SassRule, ...]] = {
+    "barrier-divergence": (barriers_sass,),
+    "barrier-reuse": (barriers_sass,),
+}
 """The same on the SASS; where the PTX is there, `SassView.ptx` has it."""
 PDL_RULES = (
     "pdl-load-before-wait",
