@@ -14,7 +14,9 @@ from workbench.errors import WorkbenchError
 from workbench.workspace import Workspace
 
 HEAVY = ("torch", "cutlass", "optuna", "numpy", "sqlalchemy", "matplotlib")
-COMMANDS = ("doctor", "ops", "init", "propose", "tune", "verify", "audit", "report", "export", "replay", "db")
+COMMANDS = (
+    "doctor", "ops", "init", "propose", "tune", "verify", "audit", "litmus", "report", "export", "replay", "db",
+)  # fmt: skip
 
 
 def imported_by(code: str) -> set[str]:

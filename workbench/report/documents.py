@@ -253,6 +253,7 @@ def schemas() -> dict[str, type[BaseModel]]:
     """The published models by name."""
     from workbench.agent.run import RunResult
     from workbench.export.manifest import Manifest
+    from workbench.memory_model import LitmusDocument
     from workbench.tune import ReplayReport
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
@@ -266,6 +267,7 @@ def schemas() -> dict[str, type[BaseModel]]:
         "doctor": DoctorDocument,
         "export": ExportDocument,
         "init": InitDocument,
+        "litmus": LitmusDocument,
         "manifest": Manifest,
         "op": OpDocument,
         "ops": OpsDocument,
