@@ -1,7 +1,7 @@
 """Makes every single removal or weakening of what orders memory in a PTX kernel.
 
 A mutant changes one instruction: a wait, fence, barrier or arrival is taken out, its scope narrowed, its
-semantics made relaxed, a count or parity made wrong, or a load put outside the memory model. What a mutant needs
+semantics made relaxed, a count or parity made wrong, or a load put outside the memory model. What it needs
 to be legal PTX (a predicate that a try_wait no longer gives) is filled in.
 """
 

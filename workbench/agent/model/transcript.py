@@ -1,0 +1,113 @@
+"""Everything that was said to a model and by it, append-only: one JSON line an exchange, on disk before use.
+
+An exchange holds only the messages that are new since the one before it in the same chain; with the hash of
+the whole request, a replay knows that it asks the same question. Keys are never part of a request, so they
+cannot get in.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from workbench.agent.model.messages import Message, Reply, Usage
+from workbench.errors import ContentError
+
+
+class Exchange(BaseModel):
+    """One call of a model."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+    chain: int
+    turn: int
+    """Position in its chain, from 0."""
+    request_hash: str
+    new_messages: tuple[Message, ...]
+    """What the request has beyond the chain's last request and its answer."""
+    reply: Reply | None
+    """None if the call failed for good."""
+    error: str = ""
+    wasted: Usage = Usage()
+    """Tokens that a failed call may have cost."""
+    seconds: float = 0.0
+    """Wall time of the call."""
+    run_seconds: float = 0.0
+    """Wall time of the run so far, all sittings together."""
+
+
+class Transcript:
+    """The exchanges of one run, in the order they ended.
+
+    Args:
+        path: the file; it is made with the first exchange. A last line that was cut off is dropped.
+
+    Raises:
+        ContentError: if any other line cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._exchanges: list[Exchange] = _read(path)
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """All exchanges so far."""
+        with self._lock:
+            return tuple(self._exchanges)
+
+    def find(self, chain: int, turn: int) -> Exchange | None:
+        """The answered exchange at one place, if there is one."""
+        with self._lock:
+            found = (e for e in self._exchanges if (e.chain, e.turn) == (chain, turn) and e.reply is not None)
+            return next(found, None)
+
+    def add(self, exchange: Exchange) -> None:
+        """Put an exchange on disk; it is there for good when this returns."""
+        line = exchange.model_dump_json() + "\n"
+        with self._lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as f:
+                f.write(line)
+                f.flush()
+                os.fsync(f.fileno())
+            self._exchanges.append(exchange)
+
+
+def _read(path: Path) -> list[Exchange]:
+    if not path.is_file():
+        return []
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ContentError(path, f"cannot be read: {e.strerror}") from e
+    whole = data.endswith(b"\n") or not data
+    lines = data.split(b"\n")
+    if whole:
+        lines = lines[:-1]
+    elif data:
+        _cut(path, len(data) - len(lines[-1]))
+        lines = lines[:-1]
+    found: list[Exchange] = []
+    for n, line in enumerate(lines, 1):
+        try:
+            found.append(Exchange.model_validate_json(line))
+        except ValidationError as e:
+            raise ContentError(path, "is no exchange of a transcript", n) from e
+    return found
+
+
+def _cut(path: Path, size: int) -> None:
+    """Drop a last line that was not written whole, so that the next one starts a line of its own."""
+    with path.open("r+b") as f:
+        f.truncate(size)
+
+
+def new_messages(messages: Sequence[Message], known: int) -> tuple[Message, ...]:
+    """Messages of a request from position `known` on."""
+    return tuple(messages[known:])
