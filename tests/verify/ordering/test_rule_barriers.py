@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from snippets import LOAD_X, STORE, audit, contract, ptx, rules
+from snippets import LOAD_X, STORE, contract, ptx, rules
+from static_views import ptx_view
+
+from workbench.compile import DEFAULT_PTXAS_FLAGS, Limits
+from workbench.compile.ptxas import assemble
+from workbench.verify.ordering import audit_file
+from workbench.verify.ordering.rules.barriers import barriers_ptx
 
 TAIL = LOAD_X + STORE
 QUIET = {
@@ -51,26 +57,19 @@ WRONG = {
 
 @pytest.mark.parametrize("name", list(QUIET))
 def test_right_uses_are_quiet(tmp_path: Path, name: str) -> None:
-    found = audit(tmp_path, ptx(QUIET[name] + TAIL), contract(pdl=False)).findings
-    assert not [f for f in found if f.rule.startswith("barrier")], found
+    assert not list(barriers_ptx(ptx_view(tmp_path, ptx(QUIET[name] + TAIL), contract(pdl=False))))
 
 
 @pytest.mark.parametrize("name", list(WRONG))
 def test_wrong_uses_are_found(tmp_path: Path, name: str) -> None:
     body, rule = WRONG[name]
-    target = audit(tmp_path, ptx(body + TAIL), contract(pdl=False))
-    assert rule in rules(target)
-    (finding,) = [f for f in target.findings if f.rule == rule]
+    (finding,) = barriers_ptx(ptx_view(tmp_path, ptx(body + TAIL), contract(pdl=False)))
+    assert finding.rule == rule
     assert finding.ptx_line is not None
 
 
 def test_a_cubin_alone_is_judged_by_its_code(tmp_path: Path) -> None:
     text = ptx("and.b32 %r10, %r1, 1; setp.eq.u32 %p5, %r10, 0; @%p5 bra S; bar.sync 0;\nS:\n" + TAIL)
-    audit(tmp_path, text, contract(pdl=False))
-    from workbench.compile import DEFAULT_PTXAS_FLAGS, Limits
-    from workbench.compile.ptxas import assemble
-    from workbench.verify.ordering import audit_file
-
     alone = tmp_path / "alone.cubin"
     alone.write_bytes(assemble(text, "sm_103a", DEFAULT_PTXAS_FLAGS, Limits()).cubin)
     terms = tmp_path / "alone.toml"
