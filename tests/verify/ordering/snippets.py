@@ -41,13 +41,16 @@ def entry(body: str, name: str = "k", declare: str = DECLARE) -> str:
 
 
 def contract(*, pdl: bool = True, name: str = "k", block: int = 128, **roles: str) -> str:
-    """Contract of `ptx`; `roles` override x = activation, w = weight, out = output."""
+    """Contract of `ptx`; `roles` override x = activation, w = weight, out = output.
+
+    It says no sizes, so that the kernels, which are often nothing but a fragment, are not run.
+    """
     text = (
         f'[[kernel]]\nname = "{name}"\ngrid = [8, 1, 1]\nblock = [{block}, 1, 1]\npdl = {str(pdl).lower()}\n'
     )
     for n, (buffer, role) in enumerate({"x": "activation", "w": "weight", "out": "output"}.items()):
         text += f'[[kernel.buffer]]\nparam = {n}\nname = "{buffer}"\n'
-        text += f'role = "{roles.get(buffer, role)}"\nbytes = 4096\n'
+        text += f'role = "{roles.get(buffer, role)}"\n'
     return text + "[[kernel.scalar]]\nparam = 3\nvalue = 1024\n"
 
 

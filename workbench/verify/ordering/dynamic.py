@@ -1,0 +1,477 @@
+"""The dynamic half of the audit: runs launches under schedules that try to break them, and says what broke.
+
+The contents of buffers are ours (`contents`), so a finding counts only if it shows with every kind of
+contents; what shows with some of them alone follows from invented data and is not judged. Every schedule runs
+the list twice, the second time on the flags, mailboxes and scratch that the first left, as graph replays do.
+The budget is counted in work, not in seconds, so that the same file gives the same verdict everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from workbench.errors import WorkbenchError
+from workbench.findings import Finding, Severity
+from workbench.isa.ptx.model import Module
+from workbench.ops.model import Role
+from workbench.simulator import (
+    KernelLaunch,
+    Memory,
+    Outcome,
+    SimulationOptions,
+    UnsupportedInstruction,
+    simulate_module,
+)
+from workbench.simulator.memory import BASE
+from workbench.verify.ordering.contents import Fill, SimulatedBuffer, place, reset, write_inputs
+from workbench.verify.ordering.overlap import Watch, strong
+from workbench.verify.ordering.polls import accumulates_floats, first_poll, polls_memory, sentinels
+from workbench.verify.ordering.schedules import PLAIN, Schedule, schedules
+
+BUDGET = 1.5
+"""Seconds that the runs of one launch list take, as `_cost` estimates them."""
+_STEP, _LANE_INSTRUCTION = 30e-6, 3e-9
+"""Seconds a block of instructions and a lane's instruction take, about."""
+_MOST_MEMORY = 1 << 30
+_ADDRESS_FAULTS = frozenset(("out-of-bounds", "misaligned"))
+
+Place = tuple[str, str | None, int | None]
+"""Rule, kernel and PTX line: findings that agree in these are one."""
+
+
+@dataclass(frozen=True)
+class DynamicLaunch:
+    """A launch whose parameters are filled in once its buffers have addresses."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    pdl: bool
+    parameters: Callable[[Mapping[str, int]], bytes]
+    """Parameter block for the addresses of buffers."""
+    capacity: int | None = None
+    """CTAs of it that the device holds at a time; None if that is not known."""
+
+
+@dataclass(frozen=True)
+class DynamicAudit:
+    """What the runs showed."""
+
+    findings: tuple[Finding, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    """Those that were run."""
+    skipped: str | None = None
+    """Why nothing, or nothing to the end, was run."""
+    not_judged: tuple[str, ...] = ()
+    """What showed with some contents of the buffers and not with others."""
+
+
+class _BudgetSpentError(Exception):
+    """There is no budget for another run."""
+
+
+def audit_dynamic(
+    module: Module,
+    launches: Sequence[DynamicLaunch],
+    buffers: Sequence[SimulatedBuffer],
+    budget: float = BUDGET,
+) -> DynamicAudit:
+    """Run a launch list; see the module's text.
+
+    Args:
+        module: has all kernels.
+        launches: one after the other in a stream.
+        buffers: all that the launches' parameters point to.
+        budget: seconds, as estimated from the work done.
+
+    Raises:
+        WorkbenchError: if the parameters do not fit the kernels.
+    """
+    total = sum(b.nbytes for b in buffers)
+    if total > _MOST_MEMORY:
+        return DynamicAudit(skipped=f"its buffers have {total >> 20} MiB, and it is run on at most 1024")
+    try:
+        session = _Session(module, launches, tuple(buffers), budget)
+        return session.audit()
+    except UnsupportedInstruction as e:
+        return DynamicAudit(skipped=str(e))
+
+
+def _key(f: Finding) -> Place:
+    return f.rule, f.kernel, f.ptx_line
+
+
+@dataclass
+class _Run:
+    """One pass over the launch list, in terms of audit rules."""
+
+    findings: dict[Place, Finding] = field(default_factory=dict)
+    completed: bool = True
+    limited: bool = False
+
+
+class _Session:
+    """The memory and the launches of one audit."""
+
+    def __init__(
+        self,
+        module: Module,
+        launches: Sequence[DynamicLaunch],
+        buffers: tuple[SimulatedBuffer, ...],
+        budget: float,
+    ) -> None:
+        self.module, self.buffers, self.given = module, buffers, launches
+        self.memory = Memory(sum(b.nbytes + b.align + 8192 for b in buffers) + (1 << 22))
+        place(self.memory, buffers)
+        addresses = {b.name: self.memory.address(b.name) for b in buffers}
+        self.launches = [
+            KernelLaunch(x.kernel, x.grid, x.block, x.parameters(addresses), x.cluster, x.smem_bytes, x.pdl)
+            for x in launches
+        ]
+        self.watch = Watch(self.memory)
+        self.left = budget
+        self.kernels = {x.kernel: module.kernel(x.kernel) for x in launches}
+        self.items = {(name, i.line): i for name, kernel in self.kernels.items() for i in kernel.instructions}
+        self.sentinels = sorted({s for k in self.kernels.values() for s in sentinels(k)})
+        self.mailbox = self.sentinels[0] if self.sentinels else 0
+        self.not_judged: dict[str, None] = {}
+        self.fill = Fill.NUMBERS
+        self.references: dict[Schedule, dict[str, bytes] | None] = {}
+        first = launches[0]
+        produced = {b.name for b in buffers if b.role in (Role.OUTPUT, Role.SCRATCH)}
+        self.arriving = (
+            [b for b in buffers if b.role is Role.ACTIVATION and b.name not in produced] if first.pdl else []
+        )
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    def run(self, schedule: Schedule, fill: Fill, seed: int = 0, *, again: bool = False) -> _Run:
+        """Run the launch list once.
+
+        Args:
+            schedule: who runs first.
+            fill: contents of the inputs.
+            seed: of the contents.
+            again: on the flags, mailboxes and scratch as an earlier run left them.
+        """
+        if self.left <= 0:
+            raise _BudgetSpentError
+        if again:
+            self._replay(fill, seed)
+        else:
+            reset(self.memory, self.buffers, fill, seed, self.mailbox)
+        for b in self.arriving:
+            self.memory.poison(b.name, 0xFF)
+        self.watch.begin()
+        options = SimulationOptions(
+            seed=schedule.seed,
+            adversary=schedule.adversary,
+            observer=self.watch,
+            max_lane_instructions=max(1, int(self.left / _LANE_INSTRUCTION)),
+            max_steps=max(1, int(self.left / _STEP)),
+        )
+
+        def arrive() -> None:
+            for n, b in enumerate(self.buffers):
+                if b in self.arriving:
+                    write_inputs(self.memory, b, fill, seed + n)
+
+        outcome = simulate_module(self.module, self.launches, self.memory, options, arrive)
+        self.left -= outcome.steps * _STEP + outcome.lane_instructions * _LANE_INSTRUCTION
+        return self._judged(outcome, schedule)
+
+    def _replay(self, fill: Fill, seed: int) -> None:
+        """Prepare a second pass: new inputs, data that the first pass wrote is unwritten again."""
+        for n, b in enumerate(self.buffers):
+            if b.role in (Role.ACTIVATION, Role.STATE):
+                write_inputs(self.memory, b, fill, seed + n)
+            elif b.role in (Role.OUTPUT, Role.SCRATCH, Role.FLAG, Role.MAILBOX):
+                a = self.memory.allocation(b.name)
+                words = slice(a.start // 4, a.start // 4 + a.size // 4)
+                data = self.watch.written[words] & ~self.watch.sync[words]
+                if b.role is Role.OUTPUT and not self.watch.sync[words].any():
+                    data[:] = True
+                self.memory.shadow[a.start : a.start + 4 * len(data)].view(np.uint32)[data] = 0
+                a.initialized = False
+
+    def _judged(self, outcome: Outcome, schedule: Schedule) -> _Run:
+        """Turn what the simulator reports into findings under audit rules."""
+        run = _Run(completed=outcome.completed)
+        met = {(f.kernel, f.ptx_line) for f in self.watch.findings}
+        for f in (*self.watch.findings, *outcome.findings):
+            if f.rule == "time-limit":
+                run.limited = True
+                continue
+            if f.rule == "uninitialized-read":
+                if (f.kernel, f.ptx_line) in met:
+                    continue
+                changed = self._unwritten(f)
+                if changed is None:
+                    continue
+                f = changed
+            elif f.rule == "read-only-write":
+                continue
+            text = f"{f.message} (seen with schedule: {schedule})"
+            run.findings.setdefault(_key(f), f.model_copy(update={"message": text}))
+        return run
+
+    def _unwritten(self, f: Finding) -> Finding | None:
+        """What reading bytes that nobody has written means; None if the contract allows it."""
+        b = next((b for b in self.buffers if b.name == f.buffer), None)
+        if b is None:
+            return f
+        item = self.items.get((f.kernel or "", f.ptx_line or 0))
+        if b in self.arriving:
+            return self._before_wait(f, b)
+        if item is not None and strong(item):
+            return None  # a counter, flag or mailbox under another role: it is zero at first
+        if self.memory.unwritten(b.name) == b.nbytes:
+            return None  # nobody here writes it: some earlier kernel does
+        if b.role is Role.OUTPUT and f.address is not None and self.memory.shadow[f.address - BASE]:
+            return None  # updated in place: what it held before was for the caller to say
+        return f
+
+    def _before_wait(self, f: Finding, b: SimulatedBuffer) -> Finding:
+        items = self.kernels[f.kernel or ""].instructions
+        waits = any(i.opcode == "griddepcontrol" and i.modifiers == ("wait",) for i in items)
+        what = f"reads {b.name!r} while the kernel before it in the stream may still be writing it"
+        return f.model_copy(
+            update={
+                "rule": "pdl-load-before-wait" if waits else "pdl-wait-missing",
+                "message": f"{what}: "
+                + (
+                    "in this schedule no griddepcontrol.wait comes before the load"
+                    if waits
+                    else "the kernel never executes griddepcontrol.wait"
+                ),
+                "fix": "read it after griddepcontrol.wait, in the waiting thread or ordered after it",
+            }
+        )
+
+    # -- what is run -----------------------------------------------------------------------------
+
+    def audit(self) -> DynamicAudit:
+        """Run all schedules that the budget allows."""
+        done: list[Schedule] = []
+        found: dict[Place, Finding] = {}
+        try:
+            plain = self._choose_fill()
+        except _BudgetSpentError:
+            plain = None
+        if plain is None:
+            return DynamicAudit(skipped="it did not end within the budget of the dynamic checks")
+        found |= self._confirmed(plain.findings, PLAIN, False)
+        done.append(PLAIN)
+        try:
+            if not plain.completed:
+                return self._result(found, done)
+            found |= self._second_pass(PLAIN, found)
+            found |= self._few_resident()
+            found |= self._with_sentinels()
+            for schedule in schedules(self.launches)[1:]:
+                run = self.run(schedule, self.fill)
+                if run.limited:
+                    break
+                done.append(schedule)
+                new = {k: f for k, f in run.findings.items() if k not in found}
+                found |= self._confirmed(self._raced(new), schedule, False)
+                if run.completed and not run.findings:
+                    found |= self._second_pass(schedule, found)
+        except _BudgetSpentError:
+            pass
+        return self._result(found, done)
+
+    def _result(self, found: dict[Place, Finding], done: list[Schedule]) -> DynamicAudit:
+        return DynamicAudit(tuple(found.values()), tuple(done), None, tuple(self.not_judged))
+
+    def _choose_fill(self) -> _Run | None:
+        """Run the plain schedule with the contents that give the kernel most to do; None if none ends."""
+        best: _Run | None = None
+        for fill in (f for f in Fill if f is not Fill.POINTERS):
+            run = self.run(PLAIN, fill)
+            if run.limited:
+                continue
+            if best is None or len(run.findings) < len(best.findings) or (run.completed > best.completed):
+                best, self.fill = run, fill
+            if run.completed and not run.findings:
+                break
+        return best
+
+    def _confirmed(
+        self, findings: dict[Place, Finding], schedule: Schedule, again: bool
+    ) -> dict[Place, Finding]:
+        """Keep the findings that show whatever the inputs hold."""
+        kept = dict(findings)
+        for fill in Fill:
+            if not kept:
+                break
+            if fill is self.fill:
+                continue
+            run = self.run(schedule, fill)
+            if again:
+                run = self.run(schedule, fill, 1000, again=True) if run.completed else _Run()
+            shown = {(kernel, line) for _, kernel, line in run.findings}
+            for key, f in list(kept.items()):
+                if (f.kernel, f.ptx_line) not in shown:
+                    del kept[key]
+                    self.not_judged.setdefault(f"{f.rule} at PTX line {f.ptx_line} of {f.kernel}")
+        return kept
+
+    def _raced(self, findings: dict[Place, Finding]) -> dict[Place, Finding]:
+        """What is read unwritten under some schedules only was read before its writer came."""
+        out: dict[Place, Finding] = {}
+        for key, f in findings.items():
+            if f.rule == "uninitialized-read":
+                f = f.model_copy(
+                    update={
+                        "rule": "race",
+                        "message": f"nothing makes the writer come before this reader: {f.message}",
+                        "fix": "order the write before the read: a barrier, or release and acquire of a flag",
+                    }
+                )
+                key = _key(f)
+            out[key] = f
+        return out
+
+    # -- the second pass -------------------------------------------------------------------------
+
+    def _second_pass(self, schedule: Schedule, found: dict[Place, Finding]) -> dict[Place, Finding]:
+        """Run the list again on the state it left, which is that of a run just done under `schedule`."""
+        run = self.run(schedule, self.fill, 1000, again=True)
+        if run.limited:
+            return {}
+        new = {k: f for k, f in run.findings.items() if k not in found}
+        stale = {(f.kernel, f.ptx_line): f for f in new.values()}
+        if not stale:
+            return self._changed_results(schedule) if run.completed else {}
+        rule = "sentinel-alias" if self.sentinels else "stale-epoch"
+        renamed: dict[Place, Finding] = {}
+        for f in stale.values():
+            what = (
+                "the second launch on the flags and mailboxes that the first left hangs"
+                if f.rule in ("deadlock", "mbarrier-phase", "barrier-divergence")
+                else "the second launch passes its waits on what the first left"
+            )
+            f = f.model_copy(
+                update={"rule": rule, "message": f"{what}: {f.message}", "fix": _FIX_STALE[rule]}
+            )
+            renamed[_key(f)] = f
+        return self._confirmed(renamed, schedule, True)
+
+    def _outputs(self) -> dict[str, bytes]:
+        return {
+            b.name: self.memory.view(b.name).tobytes()
+            for b in self.buffers
+            if b.role in (Role.OUTPUT, Role.STATE)
+        }
+
+    def _changed_results(self, schedule: Schedule) -> dict[Place, Finding]:
+        """Compare the outputs of a second pass with those of a first pass over the same inputs."""
+        if not any(polls_memory(k) for k in self.kernels.values()):
+            return {}
+        if any(accumulates_floats(k) for k in self.kernels.values()):
+            return {}
+        got = self._outputs()
+        for reference in dict.fromkeys((PLAIN, schedule)):
+            if reference not in self.references:
+                run = self.run(reference, self.fill, 1000)
+                fine = run.completed and not run.findings
+                self.references[reference] = self._outputs() if fine else None
+            wanted = self.references[reference]
+            if wanted is None or wanted == got:
+                return {}
+        assert wanted is not None
+        name = next(n for n in wanted if wanted[n] != got[n])
+        kernel, item = first_poll(self.kernels)
+        rule = "sentinel-alias" if self.sentinels else "stale-epoch"
+        f = Finding(
+            rule=rule,
+            severity=Severity.ERROR,
+            message=(
+                f"a second launch on what the first left gives {name!r} other values than a first one with "
+                f"the same inputs: it takes data or flags of the first for its own (seen with schedule: "
+                f"{schedule})"
+            ),
+            fix=_FIX_STALE[rule],
+            kernel=kernel,
+            ptx_line=item.line if item is not None else None,
+            buffer=name,
+        )
+        return {_key(f): f}
+
+    # -- special runs ----------------------------------------------------------------------------
+
+    def _few_resident(self) -> dict[Place, Finding]:
+        """Run with as many CTAs at a time as the device holds, if a launch has more and its CTAs poll."""
+        found: dict[Place, Finding] = {}
+        rooms = [
+            x.capacity
+            for x in self.given
+            if x.capacity
+            and x.capacity < x.grid[0] * x.grid[1] * x.grid[2]
+            and polls_memory(self.kernels[x.kernel])
+        ]
+        for room in sorted(set(rooms)):
+            schedule = Schedule(replace(PLAIN.adversary, resident=room))
+            run = self.run(schedule, self.fill)
+            stuck = {k: f for k, f in run.findings.items() if f.rule == "not-co-resident"}
+            found |= self._confirmed(stuck, schedule, False)
+        return found
+
+    def _with_sentinels(self) -> dict[Place, Finding]:
+        """Run with inputs that contain the value that polls take for "not there yet"."""
+        found: dict[Place, Finding] = {}
+        for word in self.sentinels:
+            inputs = [b for b in self.buffers if b.role is Role.ACTIVATION]
+            original = self.buffers
+            self.buffers = tuple(replace(b, fill=word) if b in inputs else b for b in original)
+            self.arriving, arriving = (
+                [b for b in self.buffers if b.name in {a.name for a in self.arriving}],
+                self.arriving,
+            )
+            try:
+                run = self.run(PLAIN, self.fill)
+            finally:
+                self.buffers, self.arriving = original, arriving
+            for f in run.findings.values():
+                if f.rule == "deadlock":
+                    f = f.model_copy(
+                        update={
+                            "rule": "sentinel-alias",
+                            "message": (
+                                f"data with the bits {word:#010x} are taken for data not there yet: with "
+                                f"them in an input {f.message}"
+                            ),
+                            "fix": "let the producer replace the sentinel's bits in its data, or use a flag",
+                        }
+                    )
+                    found[_key(f)] = f
+        return found
+
+
+_FIX_STALE = {
+    "stale-epoch": (
+        "count epochs in the flag's value, or reset the flags before the next launch, after their last reader"
+    ),
+    "sentinel-alias": "write the sentinel back after the data were read, before the mailbox is used again",
+}
+
+
+def dynamic_or_reason(
+    build: Callable[[], tuple[Sequence[DynamicLaunch], Sequence[SimulatedBuffer]] | str],
+    module: Module,
+    budget: float = BUDGET,
+) -> DynamicAudit:
+    """Run what `build` describes; it returns words where something needed is not known."""
+    try:
+        made = build()
+        if isinstance(made, str):
+            return DynamicAudit(skipped=made)
+        return audit_dynamic(module, *made, budget=budget)
+    except WorkbenchError as e:
+        return DynamicAudit(skipped=str(e))

@@ -1,0 +1,171 @@
+"""Joins what runs of a kernel showed with what its code shows: one rule at one place is one finding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from workbench.artifact import Artifact
+from workbench.cost import machine_for, occupancy
+from workbench.errors import UnknownNameError
+from workbench.findings import Severity
+from workbench.isa.cubin import Cubin
+from workbench.isa.ptx.model import Kernel, Module
+from workbench.ops.model import Role
+from workbench.verify.contract import Contract, ContractKernel
+from workbench.verify.ordering.binding import Launch
+from workbench.verify.ordering.contents import SimulatedBuffer
+from workbench.verify.ordering.dynamic import DynamicAudit, DynamicLaunch, dynamic_or_reason
+from workbench.verify.ordering.static import KernelAudit
+from workbench.verify.report import Verdict
+
+_WAITS = frozenset(("pdl-load-before-wait", "pdl-wait-missing", "nc-load-of-mutable"))
+"""Rules that name the same mistake, seen from different sides."""
+_MOST_SMS = {"gb300": 160}
+"""Multiprocessors that a contract may count on at most, where that is more than the machine described has."""
+
+
+def run_contract(
+    module: Module | None,
+    contract: Contract | None,
+    cubin: Cubin | None,
+    launch_of: Callable[[ContractKernel, str], Launch],
+) -> DynamicAudit | None:
+    """Run the kernels of a contract in the order of the file; None if there is nothing to run.
+
+    Args:
+        module: the PTX; without it nothing is run.
+        contract: grid, block, buffers and scalars.
+        cubin: for the registers of the kernels.
+        launch_of: binds a contract entry of the kernel of that name.
+    """
+    if module is None or contract is None or not contract.kernel:
+        return None
+    names = [k.name for k in module.kernels]
+
+    def build() -> tuple[list[DynamicLaunch], list[SimulatedBuffer]] | str:
+        launches: list[DynamicLaunch] = []
+        buffers: dict[str, SimulatedBuffer] = {}
+        for entry in contract.kernel:
+            name = entry.name or names[0]
+            kernel = module.kernel(name)
+            launch = launch_of(entry, name)
+            absent = [n for n in range(len(kernel.params)) if n not in launch.params]
+            if absent:
+                return f"the contract does not say what parameter {absent[0]} of {name} is"
+            for b in entry.buffer:
+                if b.bytes is None:
+                    return f"the contract does not say how many bytes {b.name!r} has"
+                old = buffers.get(b.name)
+                made = SimulatedBuffer(b.name, b.bytes, b.role, b.align)
+                buffers[b.name] = made if old is None else _both(old, made)
+            if kernel.params and any(launch.params[n].size != p.size for n, p in enumerate(kernel.params)):
+                return f"the contract's parameters of {name} do not have the kernel's sizes"
+            launches.append(
+                DynamicLaunch(
+                    name, entry.grid, entry.block, entry.cluster, entry.smem_bytes, entry.pdl,
+                    _binder(kernel, launch), _capacity(module, entry.block, entry.smem_bytes, cubin, name),
+                )
+            )  # fmt: skip
+        return launches, list(buffers.values())
+
+    return dynamic_or_reason(build, module)
+
+
+def _both(a: SimulatedBuffer, b: SimulatedBuffer) -> SimulatedBuffer:
+    """One buffer that two kernels use: what one writes and the other reads is written before it is read."""
+    role = a.role if a.role is b.role else (a.role if a.role in _WRITTEN else b.role)
+    return replace(a, nbytes=max(a.nbytes, b.nbytes), role=role, align=min(a.align, b.align))
+
+
+_WRITTEN = (Role.OUTPUT, Role.SCRATCH, Role.STATE, Role.FLAG, Role.MAILBOX)
+
+
+def _binder(kernel: Kernel, launch: Launch) -> Callable[[Mapping[str, int]], bytes]:
+    def parameters(addresses: Mapping[str, int]) -> bytes:
+        block = bytearray()
+        for n, p in enumerate(kernel.params):
+            block.extend(bytes(p.offset - len(block)))
+            block.extend(launch.params[n].bind(dict(addresses)))
+        return bytes(block)
+
+    return parameters
+
+
+def _capacity(
+    module: Module, block: tuple[int, int, int], smem_bytes: int, cubin: Cubin | None, name: str
+) -> int | None:
+    """CTAs of a kernel that the device holds at a time."""
+    if cubin is None or name not in cubin.kernels:
+        return None
+    try:
+        machine = machine_for(module.target)
+    except UnknownNameError:
+        return None
+    info = cubin.kernels[name]
+    fit = occupancy(
+        machine, threads=math.prod(block), registers=info.registers, smem_bytes=info.static_smem + smem_bytes
+    )
+    return fit.ctas_per_sm * _MOST_SMS.get(machine.name, machine.chip.sms) or None
+
+
+def run_artifact(
+    module: Module, artifact: Artifact, launches: Sequence[Launch], cubin: Cubin
+) -> DynamicAudit:
+    """Run the launches of an artifact; `launches` has them with the roles that hold."""
+
+    def build() -> tuple[list[DynamicLaunch], list[SimulatedBuffer]] | str:
+        made: list[DynamicLaunch] = []
+        for given, launch in zip(artifact.launches, launches, strict=True):
+            kernel = module.kernel(given.kernel)
+            made.append(
+                DynamicLaunch(
+                    given.kernel, given.grid, given.block, given.cluster, given.smem_bytes, given.pdl,
+                    _binder(kernel, launch),
+                    _capacity(module, given.block, given.smem_bytes, cubin, given.kernel),
+                )
+            )  # fmt: skip
+        buffers = []
+        roles = launches[0].roles if launches else {}
+        for b in artifact.buffers:
+            role = roles.get(b.name, b.role)
+            if role is None:
+                return f"nobody said what {b.name!r} is for"
+            zero = 0 if b.zeroed and role not in (Role.FLAG, Role.MAILBOX) else None
+            buffers.append(SimulatedBuffer(b.name, b.nbytes, role, b.align, zero))
+        return made, buffers
+
+    return dynamic_or_reason(build, module)
+
+
+def joined(audit: KernelAudit, dynamic: DynamicAudit | None) -> KernelAudit:
+    """The audit of a kernel with what its runs showed."""
+    if dynamic is None:
+        return audit
+    mine = [f for f in dynamic.findings if f.kernel == audit.kernel]
+    known = {(f.rule, f.ptx_line) for f in audit.findings} | {
+        (f.rule, f.source) for f in audit.findings if f.source is not None
+    }
+    fresh = [f for f in mine if (f.rule, f.ptx_line) not in known and (f.rule, f.source) not in known]
+    waits = {f.buffer for f in audit.findings if f.rule in _WAITS and f.severity is Severity.ERROR}
+    fresh = [f for f in fresh if f.rule not in _WAITS or f.buffer not in waits]
+    failed = any(f.severity is Severity.ERROR for f in fresh)
+    return replace(
+        audit,
+        findings=(*audit.findings, *fresh),
+        verdict=Verdict.FAIL if failed else audit.verdict,
+    )
+
+
+def premises(dynamic: DynamicAudit | None) -> tuple[str, ...]:
+    """What the runs rest on, or why there were none: the static verdict then stands alone."""
+    if dynamic is None:
+        return ()
+    if dynamic.skipped is not None:
+        return (f"the kernel was not run in the simulator: {dynamic.skipped}",)
+    notes = [f"run in the simulator on invented data under {len(dynamic.schedules)} schedules"]
+    if dynamic.not_judged:
+        shown = ", ".join(dynamic.not_judged[:3])
+        notes.append(f"not judged, for it depends on what the inputs hold: {shown}")
+    return tuple(notes)
