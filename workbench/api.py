@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from workbench.agent.events import OnEvent
     from workbench.agent.run import RunResult
     from workbench.artifact import Artifact
+    from workbench.compile import ArtifactCache
     from workbench.cost import Prediction, Roofline
     from workbench.expressions import Value
     from workbench.ops.model import Op
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from workbench.report.findings import Listing
     from workbench.simulator.trace import Dump
     from workbench.templates import Template
-    from workbench.verify.ordering import AuditDocument
+    from workbench.verify.ordering import AuditDocument, AuditTarget
     from workbench.verify.report import Report
     from workbench.verify.trace import TraceDocument
     from workbench.verify.verify import Verification
@@ -208,17 +209,18 @@ def audit(
     """Check the memory ordering of compiled code, statically, on the PTX and on the SASS.
 
     Args:
-        file: a PTX file or cubin; a template or candidate file, `FILE.py` or `FILE.py:NAME` for the launches
-            of one kernel; an exported kernel's folder; or an artifact.
-        contract: launch and buffers of a bare PTX file or cubin. Without it only what holds for any launch
-            passes.
+        file: a PTX file or cubin; a Python file with a template or any CuTe DSL kernel, `FILE.py`, or
+            `FILE.py:NAME` for the launches of one kernel or host function; an exported kernel's folder; a
+            folder of such files, each with its contract `NAME.toml` beside it; or an artifact.
+        contract: launch and buffers of a bare PTX file or cubin, arguments of a Python file. Without it only
+            what holds for any launch passes.
         workload: of a template file; by default its op's first.
         knobs: of a template file; those left out keep their defaults.
-        arch: of a template file; by default sm_103a.
+        arch: of a Python file; by default sm_103a.
         workspace: holds the op of a template file.
 
     Raises:
-        ContentError: if a file cannot be read or used, or a template file does not compile.
+        ContentError: if a file cannot be read or used, or a Python file does not compile.
         UnknownNameError: for an unknown workload, knob, arch or kernel.
     """
     return audit_with_code(file, contract, workload=workload, knobs=knobs, arch=arch, workspace=workspace)[0]
@@ -232,28 +234,96 @@ def audit_with_code(
     knobs: Mapping[str, Value] | None = None,
     arch: str | None = None,
     workspace: Workspace | None = None,
-) -> tuple[AuditDocument, Listing]:
-    """As `audit`, with the code that the findings point into."""
+) -> tuple[AuditDocument, tuple[Listing, ...]]:
+    """As `audit`, with the code that the findings of each target point into."""
     from workbench.artifact import Artifact
     from workbench.report.findings import Listing
-    from workbench.verify.ordering import audit_file
     from workbench.verify.ordering.launches import audit_launches
 
     if isinstance(file, Artifact):
         document = audit_launches(file, f"{file.op}/{file.template}")
-        return document, Listing.of(file)
+        return document, (Listing.of(file),) * len(document.targets)
     path, name = _split(str(file))
+    if path.is_dir() and not (path / "manifest.json").is_file():
+        if contract is not None or workload or knobs:
+            raise WorkbenchError(
+                f"{path} is a folder: each of its files takes its contract from NAME.toml beside it; leave "
+                "contract, workload and knobs out"
+            )
+        return _audit_folder(path, arch, workspace)
+    return _audit_one(path, name, contract, workload, knobs, arch, workspace)
+
+
+def _audit_one(
+    path: Path,
+    name: str | None,
+    contract: Path | None,
+    workload: str | None,
+    knobs: Mapping[str, Value] | None,
+    arch: str | None,
+    workspace: Workspace | None,
+) -> tuple[AuditDocument, tuple[Listing, ...]]:
+    from workbench.compile.plain import declares_template
+    from workbench.report.findings import Listing
+    from workbench.verify.ordering import AuditDocument, audit_file
+    from workbench.verify.ordering.launches import audit_launches
+    from workbench.verify.ordering.python import audit_python
+
     if path.suffix != ".py" and not path.is_dir():
         if workload or knobs or arch:
             raise WorkbenchError(f"{path} is compiled already; leave workload, knobs and arch out")
-        return audit_file(path, contract), Listing.beside(path)
+        document = audit_file(path, contract)
+        return document, (Listing.beside(path),) * len(document.targets)
+    if path.suffix == ".py" and not declares_template(path):
+        if workload or knobs:
+            raise WorkbenchError(f"{path} declares no TEMPLATE, so that it has no workload and no knobs")
+        cache = _cache(workspace)
+        hosts = audit_python(path, contract, name=name, arch=arch or DEFAULT_ARCH, cache=cache)
+        targets = [(t, Listing.of(h.artifact, path.name)) for h in hosts for t in h.document.targets]
+        return AuditDocument(targets=tuple(t for t, _ in targets)), tuple(code for _, code in targets)
     if contract is not None:
         raise WorkbenchError(f"{path} says itself how it is launched; leave the contract out")
     artifact = compile_kernel(path, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
     document = audit_launches(artifact, str(path))
     if name is not None:
         document = _only(document, name)
-    return document, Listing.of(artifact)
+    return document, (Listing.of(artifact),) * len(document.targets)
+
+
+def _audit_folder(
+    folder: Path, arch: str | None, workspace: Workspace | None
+) -> tuple[AuditDocument, tuple[Listing, ...]]:
+    """Audit every kernel file of a folder and its subfolders; one that cannot be audited is named."""
+    from workbench.verify.ordering import AuditDocument
+    from workbench.verify.ordering.files import Unreadable
+    from workbench.verify.ordering.folder import kernel_files
+
+    targets: list[AuditTarget] = []
+    listings: list[Listing] = []
+    unreadable: list[Unreadable] = []
+    for path in kernel_files(folder):
+        beside = path.with_suffix(".toml")
+        contract = beside if beside.is_file() else None
+        try:
+            document, code = _audit_one(
+                path, None, contract, None, None, arch if path.suffix == ".py" else None, workspace
+            )
+        except WorkbenchError as e:
+            unreadable.append(Unreadable(target=str(path), message=str(e)))
+            continue
+        targets += document.targets
+        listings += code
+    return AuditDocument(targets=tuple(targets), unreadable=tuple(unreadable)), tuple(listings)
+
+
+def _cache(workspace: Workspace | None) -> ArtifactCache | None:
+    """The artifact cache of the workspace; None outside of one."""
+    from workbench.compile import ArtifactCache
+
+    try:
+        return ArtifactCache(_found(workspace).cache)
+    except WorkbenchError:
+        return None
 
 
 def propose(

@@ -9,6 +9,7 @@ import typer
 
 from workbench.cli.shell import (
     DebugOption,
+    Exit,
     JsonOption,
     KnobOption,
     OptionalArchOption,
@@ -16,6 +17,7 @@ from workbench.cli.shell import (
     Shell,
     StrictOption,
     WorkloadOption,
+    complain,
     exit_code,
     parse_knobs,
 )
@@ -25,12 +27,17 @@ def command(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="FILE.ptx, FILE.cubin, FILE.py[:NAME] or an exported kernel's folder."
+            metavar="FILE",
+            help="FILE.ptx, FILE.cubin, FILE.py[:NAME], an exported kernel's folder or a folder of files.",
         ),
     ],
     contract: Annotated[
         Path | None,
-        typer.Option("--contract", metavar="C.toml", help="Launch and buffers of a bare PTX file or cubin."),
+        typer.Option(
+            "--contract",
+            metavar="C.toml",
+            help="Launch and buffers of a PTX file or cubin, or arguments of a .py.",
+        ),
     ] = None,
     workload: WorkloadOption = None,
     knob: KnobOption = None,
@@ -42,14 +49,17 @@ def command(
 ) -> None:
     """Check the memory ordering of compiled code.
 
-    Exit code 1 if a finding is an error; under --strict, 3 if something could not be decided.
+    Exit code 1 if a finding is an error; 2 if a file cannot be audited; under --strict, 3 if something could
+    not be decided.
     """
     from workbench import api
-    from workbench.report.tables import print_audit
+    from workbench.report.audits import print_audit
 
     shell = Shell(json, quiet, debug)
-    document, listing = api.audit_with_code(
+    document, listings = api.audit_with_code(
         file, contract, workload=workload, knobs=parse_knobs(knob or []), arch=arch
     )
-    shell.show(document, lambda console: print_audit(document, console, listing))
-    raise typer.Exit(exit_code(document.verdict, strict))
+    shell.show(document, lambda console: print_audit(document, console, listings))
+    for u in document.unreadable:
+        complain(u.message)
+    raise typer.Exit(Exit.UNUSABLE if document.unreadable else exit_code(document.verdict, strict))

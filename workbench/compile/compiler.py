@@ -28,11 +28,13 @@ def compile_candidate(
     cache: ArtifactCache | None = None,
     limits: Limits | None = None,
     server: CompileServer | None = None,
+    *,
+    default_stream: bool = False,
 ) -> Artifact:
     """Compile a candidate, or take it from the cache.
 
     Candidate code runs only in a fenced child of `server` (by default one that this process shares). It takes
-    about 0.15 s once the server is warm.
+    about 0.15 s once the server is warm. With `default_stream` its launches need name no stream.
 
     Raises:
         CompileError: typed, whatever the candidate is or does.
@@ -44,13 +46,16 @@ def compile_candidate(
     key = artifact_key(request)
     if cache is not None and (stored := cache.get(key)) is not None:
         return stored
-    artifact = _build(request, key, (server or default_server()).trace(request, limits), limits)
+    traced = (server or default_server()).trace(request, limits)
+    artifact = _build(request, key, traced, limits, default_stream)
     if cache is not None:
         cache.put(artifact)
     return artifact
 
 
-def _build(request: CompileRequest, key: str, traced: Traced, limits: Limits) -> Artifact:
+def _build(
+    request: CompileRequest, key: str, traced: Traced, limits: Limits, default_stream: bool
+) -> Artifact:
     ptx = scrub_paths(traced.ptx)
     header = read_ptx_header(ptx)
     if header.target != request.arch:
@@ -59,7 +64,9 @@ def _build(request: CompileRequest, key: str, traced: Traced, limits: Limits) ->
         "stream",
     ):
         raise CompileError("crash", "the compile process answered with parameters that are no buffers")
-    launches = recover_launches(traced.mlir, traced.function, traced.parameters, request.buffers)
+    launches = recover_launches(
+        traced.mlir, traced.function, traced.parameters, request.buffers, default_stream=default_stream
+    )
     assembled = assemble(ptx, request.arch, request.ptxas_flags, limits)
     try:
         cubin = read_cubin(assembled.cubin)

@@ -77,7 +77,12 @@ class RawLaunch:
 
 
 def recover_launches(
-    mlir: str, function: str, parameters: Sequence[str], buffers: Sequence[BoundBuffer]
+    mlir: str,
+    function: str,
+    parameters: Sequence[str],
+    buffers: Sequence[BoundBuffer],
+    *,
+    default_stream: bool = False,
 ) -> tuple[Launch, ...]:
     """Launches of a host function in stream order.
 
@@ -86,6 +91,7 @@ def recover_launches(
         function: name of the host function in it.
         parameters: buffer name of each of its parameters, `stream` last.
         buffers: the buffers, for their sizes.
+        default_stream: whether a launch may name no stream.
 
     Raises:
         CompileError: `compiler` if the host code holds something unknown; `user` if it launches nothing,
@@ -101,8 +107,8 @@ def recover_launches(
     try:
         module = read_module(mlir)
         host = module.function(function)
-        a = _Machine(module, host, parameters, first).run()
-        b = _Machine(module, host, parameters, second).run()
+        a = _Machine(module, host, parameters, first, default_stream).run()
+        b = _Machine(module, host, parameters, second, default_stream).run()
     except HostCodeError as e:
         raise CompileError("compiler", f"launches cannot be recovered: {e}") from e
     except _MALFORMED as e:
@@ -199,8 +205,9 @@ class _Machine:
         host: Function,
         parameters: Sequence[str],
         bases: Mapping[str, int | Sequence[int]],
+        default_stream: bool = False,
     ) -> None:
-        self._module, self._host = module, host
+        self._module, self._host, self._default_stream = module, host, default_stream
         self._stack = bytearray()
         self._blocks: dict[int, int] = {}
         """Size of each alloca by address."""
@@ -422,7 +429,7 @@ class _Machine:
         name = self._symbol(kernel).removeprefix("kernels_")
         if stream not in (_STREAM, 0):
             raise HostCodeError(f"{name} is launched on a stream that was made on the host")
-        if stream == 0:
+        if stream == 0 and not self._default_stream:
             raise CompileError("user", f"{name} is launched without `stream=stream`")
         found: dict[int, bytes] = {}
         for i in range(count):

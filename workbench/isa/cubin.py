@@ -58,6 +58,10 @@ class Cubin:
     kernels: dict[str, CubinKernel]
     arch: str | None = None
     """Full target such as `sm_103a`, from the assembler's note; the ELF header lacks the suffix."""
+    assembler: str | None = None
+    """Who assembled it, such as `ptxas 13.5.37`, from the same note."""
+    assembler_flags: str | None = None
+    """The options it ran with."""
 
 
 _EM_CUDA = 190
@@ -133,8 +137,12 @@ def _read(data: bytes) -> Cubin:
     # Up to CUDA 12 the flags' low byte is the architecture; from ELF ABI 8 on it is the second byte.
     sm = flags >> 8 & 0xFF if data[8] >= 8 else flags & 0xFF
     note = sections.get(".note.nv.tkinfo")
-    found = re.search(rb"-arch (sm_\d+[af]?)", data[note.offset : note.offset + note.size]) if note else None
-    return Cubin(sm, kernels, found.group(1).decode() if found else None)
+    text = data[note.offset : note.offset + note.size] if note else b""
+    found = re.search(rb"-arch (sm_\d+[af]?)", text)
+    made = re.search(rb"(\w+)\0[^\0]*release [\d.]+, V([\d.]+)\0[^\0]*\0([^\0]*)", text)
+    tool = f"{made[1].decode()} {made[2].decode()}" if made else None
+    flags = " ".join(made[3].decode(errors="replace").split()) if made else ""
+    return Cubin(sm, kernels, found.group(1).decode() if found else None, tool, flags or None)
 
 
 def _kernel(data: bytes, name: str, text: _Section, sections: dict[str, _Section],

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workbench.findings import Finding
 from workbench.report.documents import (
     DoctorDocument,
     ImportedRecordsDocument,
@@ -26,10 +25,10 @@ from workbench.verify.report import Check, Report, Verdict
 if TYPE_CHECKING:
     from workbench.agent.run import Candidate, RunResult
     from workbench.tune import ReplayReport
-    from workbench.verify.ordering import AuditDocument
 
 VERDICT_STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
 _ENTRY = re.compile(r"kernel_cutlass_(\w+?)_candidate_[0-9a-f]{12}(?:([A-Za-z]\w*?)_object_at)?")
+_PLAIN_ENTRY = re.compile(r"kernel_cutlass_(\w+?)_(?:tensor|ptr|(?:\w+_)?\d+$)")
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 
 
@@ -140,24 +139,6 @@ def print_report(report: Report, console: Console, listing: Listing | None = Non
             console.print(Text(check.name, style="bold"))
             print_findings(check.findings, console, listing)
     console.print(Text.assemble("verdict: ", verdict_text(report.verdict), f"  ({report.seconds:.1f} s)"))
-
-
-def print_audit(document: AuditDocument, console: Console, listing: Listing | None = None) -> None:
-    """Ordering audits, one a kernel."""
-    table = simple_table(
-        "kernel", "arch", "verdict", "accesses", "proved", "unknown", right=("accesses", "proved", "unknown")
-    )
-    for t in document.targets:
-        c = t.coverage
-        row = (str(c.accesses), str(c.proved), str(c.unknown))
-        table.add_row(kernel_name(t.kernel), t.arch, verdict_text(t.verdict), *row)
-    console.print(table)
-    for t in document.targets:
-        if t.findings:
-            console.print(Text(f"{t.target}: {kernel_name(t.kernel)}", style="bold"), soft_wrap=True)
-            findings = [Finding(kernel=t.kernel, **f.model_dump()) for f in t.findings]
-            print_findings(findings, console, listing)
-    console.print(Text.assemble("verdict: ", verdict_text(document.verdict)))
 
 
 def print_run(result: RunResult, console: Console, limit: int = 40) -> None:
@@ -328,7 +309,10 @@ def quantity(value: float) -> str:
 def kernel_name(entry: str) -> str:
     """A readable name of a PTX entry: CuTe DSL puts class, source hash and argument types into it."""
     match = _ENTRY.match(entry)
-    return entry if match is None else ".".join(part for part in (match[2], match[1]) if part)
+    if match is not None:
+        return ".".join(part for part in (match[2], match[1]) if part)
+    plain = _PLAIN_ENTRY.match(entry)
+    return entry if plain is None else plain[1]
 
 
 def microseconds(us: float | None) -> str:

@@ -6,10 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from workbench.errors import ContentError, UnknownNameError
 from workbench.isa.values import MAX_THREADS
+from workbench.ops.dtypes import DType
 from workbench.ops.model import Role
 
 _Extent = Annotated[int, Field(ge=1)]
@@ -65,10 +66,37 @@ class ContractKernel(_Entry):
         return block
 
 
+class ContractArgument(_Entry):
+    """An argument of a host function in a Python file: a tensor, or a scalar if `value` is given."""
+
+    name: str
+    """Name of the host function's parameter."""
+    value: int | float | bool | None = None
+    shape: tuple[_Extent, ...] = ()
+    dtype: DType = DType.F32
+    role: Role | None = None
+    align: int = Field(default=256, ge=1)
+    zeroed: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ContractArgument:
+        if (self.value is None) == (not self.shape):
+            raise ValueError(f"argument {self.name!r} needs a shape or a value, and not both")
+        return self
+
+
 class Contract(_Entry):
     """All kernels of a contract file."""
 
-    kernel: tuple[ContractKernel, ...]
+    kernel: tuple[ContractKernel, ...] = ()
+    argument: tuple[ContractArgument, ...] = ()
+    """For a Python file; see `workbench.compile.plain`."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Contract:
+        if not self.kernel and not self.argument:
+            raise ValueError("there is no [[kernel]]")
+        return self
 
     def find(self, name: str, entries: int) -> ContractKernel | None:
         """The entry for a kernel of a module with so many entries; None if there is none."""
@@ -84,6 +112,8 @@ class Contract(_Entry):
             ContentError: if a name is left out though the module has several kernels.
             UnknownNameError: if a name is not a kernel of the module.
         """
+        if self.argument:
+            raise ContentError(path, "[[argument]] is for a Python file; this one takes [[kernel.buffer]]")
         for k in self.kernel:
             if k.name is None:
                 if len(names) != 1:

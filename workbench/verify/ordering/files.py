@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -12,7 +13,8 @@ from workbench.isa.cubin import Cubin, read_cubin
 from workbench.isa.ptx import Module, PtxSyntaxError, parse
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.verify.contract import Contract, load_contract
-from workbench.verify.ordering.binding import Effects, neighbours
+from workbench.verify.ordering.binding import Effects, Launch, neighbours
+from workbench.verify.ordering.premises import assembler, assumptions
 from workbench.verify.ordering.static import (
     KernelAudit,
     analyse_forms,
@@ -38,6 +40,8 @@ class AuditFinding(_Document):
     buffer: str | None
     message: str
     fix: str
+    count: int = 1
+    """How many instructions it was seen at."""
 
 
 class Coverage(_Document):
@@ -58,12 +62,29 @@ class AuditTarget(_Document):
     verdict: Verdict
     findings: tuple[AuditFinding, ...]
     coverage: Coverage
+    toolchain: str | None = None
+    """What made the code, with its options, where the code says so."""
+    assumptions: tuple[str, ...] = ()
+    """What the verdict rests on besides the code."""
+
+
+class Unreadable(_Document):
+    """A file of a folder that could not be audited."""
+
+    target: str
+    message: str
 
 
 class AuditDocument(_Document):
     """What `audit --json` prints."""
 
     targets: tuple[AuditTarget, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+    """Files of a folder that could not be audited."""
+
+    def only(self, kernels: Collection[str]) -> AuditDocument:
+        """The document with the targets of these kernels alone."""
+        return self.model_copy(update={"targets": tuple(t for t in self.targets if t.kernel in kernels)})
 
     @property
     def verdict(self) -> Verdict:
@@ -96,12 +117,13 @@ def audit_file(path: Path, contract_path: Path | None = None) -> AuditDocument:
     targets = []
     for name in names:
         try:
-            audit = _kernel(module, sass, cubin, name, missing, contract, len(names))
+            launch, audit = _kernel(module, sass, cubin, name, missing, contract, len(names))
         except PtxSyntaxError:
             raise
         except WorkbenchError as e:
             raise ContentError(contract_path or path, str(e)) from e
-        targets.append(target_of(str(path), name, arch, audit))
+        premises = assumptions(launch, arch)
+        targets.append(target_of(str(path), name, arch, audit, assembler(cubin, module), premises))
     return AuditDocument(targets=tuple(targets))
 
 
@@ -113,11 +135,11 @@ def _kernel(
     missing: str | None,
     contract: Contract | None,
     entries: int,
-) -> KernelAudit:
+) -> tuple[Launch, KernelAudit]:
     forms = kernel_forms(module, sass, cubin, name, missing)
     launch = contract_launch(forms, contract.find(name, entries) if contract is not None else None)
     near = neighbours([launch], [Effects()], 0)
-    return audit_kernel(analyse_forms(forms, launch), near)
+    return launch, audit_kernel(analyse_forms(forms, launch), near)
 
 
 def _read(path: Path) -> tuple[Module | None, Cubin | None, SassModule | None, str | None]:
@@ -188,7 +210,14 @@ def _bytes(path: Path) -> bytes:
         raise ContentError(path, f"cannot be read: {e.strerror}") from e
 
 
-def target_of(path: str, name: str, arch: str, audit: KernelAudit) -> AuditTarget:
+def target_of(
+    path: str,
+    name: str,
+    arch: str,
+    audit: KernelAudit,
+    toolchain: str | None = None,
+    assumptions: Sequence[str] = (),
+) -> AuditTarget:
     """The audit of one kernel as a target of a document."""
     return AuditTarget(
         target=path,
@@ -197,6 +226,8 @@ def target_of(path: str, name: str, arch: str, audit: KernelAudit) -> AuditTarge
         verdict=audit.verdict,
         findings=tuple(_finding(f) for f in audit.findings),
         coverage=Coverage(accesses=audit.accesses, proved=audit.proved, unknown=audit.unknown),
+        toolchain=toolchain,
+        assumptions=tuple(assumptions),
     )
 
 
@@ -210,4 +241,5 @@ def _finding(f: Finding) -> AuditFinding:
         buffer=f.buffer,
         message=f.message,
         fix=f.fix,
+        count=f.count,
     )

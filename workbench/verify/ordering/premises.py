@@ -1,0 +1,56 @@
+"""What the audit of one launch rests on: what nobody said and is taken for granted, and who made the code."""
+
+from __future__ import annotations
+
+from workbench.artifact import Toolchain
+from workbench.isa.cubin import Cubin
+from workbench.isa.ptx import Module
+from workbench.ops.model import Role
+from workbench.verify.ordering.binding import Launch
+
+
+def assumptions(launch: Launch, target: str) -> tuple[str, ...]:
+    """What is assumed of one launch.
+
+    Args:
+        launch: as the contract or the artifact has it.
+        target: architecture, such as `sm_103a`.
+    """
+    found: list[str] = []
+    if launch.pdl is None:
+        found.append("nobody said how the kernel is launched: only what holds for any launch passes")
+    elif launch.pdl:
+        found.append(
+            "what precedes the kernel in the stream may still run, and may use every buffer that is neither "
+            "weight nor metadata"
+        )
+    else:
+        found.append("the kernel starts when everything before it in the stream is complete")
+    if len(launch.buffers) > 1:
+        found.append("buffers do not overlap")
+    if any(launch.roles.get(b) in (Role.FLAG, Role.MAILBOX) for b in launch.buffers):
+        found.append(
+            "flags, counters and locks are zero before the first launch, and nobody resets them for the next"
+        )
+    if target.startswith("sm_103"):
+        found.append("the device is a GB300: at most 160 multiprocessors, 228 KiB of shared memory each")
+    return tuple(found)
+
+
+def assembler(cubin: Cubin | None, module: Module | None) -> str | None:
+    """Which ptxas made the SASS, with its options, and the PTX version; None if nothing says so."""
+    parts = []
+    if cubin is not None and cubin.assembler is not None:
+        flags = f" ({cubin.assembler_flags})" if cubin.assembler_flags else ""
+        parts.append(cubin.assembler + flags)
+    if module is not None:
+        parts.append("PTX {}.{}".format(*module.version))
+    return ", ".join(parts) or None
+
+
+def toolchain(made_by: Toolchain) -> str:
+    """An artifact's toolchain on one line."""
+    return (
+        f"CuTe DSL {made_by.dsl} (CUDA {made_by.flavour}, PTX {made_by.ptx_isa}), "
+        f"ptxas {made_by.ptxas} ({' '.join(made_by.ptxas_flags)})"
+    )
