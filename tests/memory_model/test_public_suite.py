@@ -27,4 +27,3 @@ def test_every_verdict_agrees() -> None:
 def test_verdicts_are_the_same_again() -> None:
     first, second = (check_files([PUBLIC / "Barrier", PUBLIC / "Manual"]) for _ in range(2))
     assert [t.verdict for t in first.tests] == [t.verdict for t in second.tests]
-

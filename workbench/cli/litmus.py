@@ -27,7 +27,7 @@ def command(
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="Candidate executions before a test is given up.")
-    ] = 200_000,
+    ] = 100_000,
     strict: StrictOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,

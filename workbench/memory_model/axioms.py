@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from workbench.memory_model.candidate import Candidate
-from workbench.memory_model.events import ALIAS_FENCE, Kind
+from workbench.memory_model.events import ALIAS_FENCE, Event, Kind
 from workbench.memory_model.program import Proxy
 from workbench.memory_model.relations import Rows, acyclic, bits, close
+from workbench.memory_model.runs import CANDIDATE, Budget
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,21 @@ def thin_air(c: Candidate, reads_from: Mapping[int, int]) -> bool:
     return not acyclic(rows)
 
 
-def consistent(c: Candidate, reads_from: Mapping[int, int], last: Mapping[int, int]) -> Iterator[Consistent]:
+def consistent(
+    c: Candidate, reads_from: Mapping[int, int], last: Mapping[int, int], budget: Budget
+) -> Iterator[Consistent]:
     """Executions with these reads-from edges that all axioms allow.
 
     Args:
         c: the candidate.
         reads_from: by read, the write it reads.
         last: by cell, a write that all others of the cell precede in coherence.
+        budget: what the search may cost.
 
     Returns:
         one execution for each order of fence.sc operations and of morally strong writes.
     """
+    budget.spend(CANDIDATE)
     if thin_air(c, reads_from):
         return
     observed = _observation(c, reads_from)
@@ -65,10 +70,11 @@ def consistent(c: Candidate, reads_from: Mapping[int, int], last: Mapping[int, i
     if changed:
         close(rows)
     for base in _fence_orders(c, rows):
+        budget.spend(CANDIDATE)
         full = c.with_inlets(base)
         preserved = _preserved(c, full)
         cause = _causality(c, preserved, observed)
-        yield from _coherences(c, reads_from, last, full, cause)
+        yield from _coherences(c, reads_from, last, full, cause, budget)
 
 
 def _observation(c: Candidate, reads_from: Mapping[int, int]) -> Rows:
@@ -135,7 +141,8 @@ def _preserved(c: Candidate, base: Rows) -> Rows:
             for i in bits(mask):
                 rows[i] = base[i] & mask
         return rows
-    aliases = [f for f in c.proxy_fences if events[f].via == ALIAS_FENCE]
+    whole = sum(1 << f for f in c.proxy_fences if c.ends_grid(events[f]))
+    aliases = [f for f in c.proxy_fences if events[f].via == ALIAS_FENCE or whole >> f & 1]
     for i, x in enumerate(events):
         if x.cell < 0 or c.thread[i] < 0:
             continue
@@ -148,15 +155,17 @@ def _preserved(c: Candidate, base: Rows) -> Rows:
             starts = sum(1 << f for f in fences if c.fence_of(f, i, entering=False))
         reach = 0
         for s in bits(starts):
-            reach |= base[s]
+            # The end of a grid takes an access out of its proxy and the next one into another.
+            reach |= base[s] | 1 << s & whole
         aliased = 0
         for f in aliases:
             if reach >> f & 1:
-                aliased |= base[f]
+                aliased |= base[f] | 1 << f & whole
         for j in others:
             y = events[j]
             if x.view == y.view:
-                if x.via == y.via == Proxy.GENERIC or (x.via == y.via and c.same_cta(i, j)):
+                same = x.via == y.via and (x.via == Proxy.GENERIC or c.same_cta(i, j))
+                if same or _has_returned(x, y):
                     rows[i] |= 1 << j
                     continue
                 ways = reach | aliased
@@ -175,6 +184,15 @@ def _preserved(c: Candidate, base: Rows) -> Rows:
     return rows
 
 
+def _has_returned(x: Event, y: Event) -> bool:
+    """True for a generic read and a later write by the async proxy: no fence is needed (rule X10).
+
+    The read has its value before the write is issued.
+    """
+    reads = x.kind is Kind.READ and x.via == Proxy.GENERIC
+    return reads and y.kind is Kind.WRITE and y.via == Proxy.ASYNC
+
+
 def _edited(c: Candidate, base: Rows, write: int, acquire: int) -> bool:
     """True if a tensormap release fence stands between a generic write and the acquire fence."""
     between = (f for f in c.proxy_fences if base[write] >> f & 1 and base[f] >> acquire & 1)
@@ -191,7 +209,12 @@ def _causality(c: Candidate, preserved: Rows, observed: Rows) -> Rows:
 
 
 def _coherences(
-    c: Candidate, reads_from: Mapping[int, int], last: Mapping[int, int], base: Rows, cause: Rows
+    c: Candidate,
+    reads_from: Mapping[int, int],
+    last: Mapping[int, int],
+    base: Rows,
+    cause: Rows,
+    budget: Budget,
 ) -> Iterator[Consistent]:
     co = [0] * c.size
     pairs: list[tuple[int, int]] = []
@@ -211,6 +234,7 @@ def _coherences(
         return
     stack = [(co, 0)]
     while stack:
+        budget.spend(CANDIDATE // 4)
         rows, at = stack.pop()
         if any(row >> i & 1 for i, row in enumerate(rows)):
             continue

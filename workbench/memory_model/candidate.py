@@ -99,7 +99,7 @@ class Candidate:
         self.updates = {self._own(i, e.atomic): i for i, e in enumerate(events) if e.atomic >= 0}
         """By read of a read-modify-write: its write."""
         self.sequential = [i for i, e in enumerate(events) if e.sequential]
-        fences = [i for i, e in enumerate(events) if e.kind is Kind.PROXY_FENCE or self._ends_grid(e)]
+        fences = [i for i, e in enumerate(events) if e.kind is Kind.PROXY_FENCE or self.ends_grid(e)]
         self.mixed = any(e.cell >= 0 and (e.via or e.view != self._home(e)) for e in events)
         """True if there are aliases or proxies other than the generic one."""
         self.proxy_fences = fences if self.mixed else []
@@ -110,7 +110,8 @@ class Candidate:
         first = next(bits(rest), first)
         return self.events[first].view
 
-    def _ends_grid(self, event: Event) -> bool:
+    def ends_grid(self, event: Event) -> bool:
+        """True for the end of a thread whose grid another follows."""
         return event.sync is not None and event.sync.what == "grid.end"
 
     def _own(self, i: int, number: int) -> int:
@@ -140,7 +141,7 @@ class Candidate:
         return self.same_cta(fence, access)
 
     def _via(self, fence: int) -> int:
-        return EVERY_PROXY if self._ends_grid(self.events[fence]) else self.events[fence].via
+        return EVERY_PROXY if self.ends_grid(self.events[fence]) else self.events[fence].via
 
     # -- moral strength -------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from workbench.memory_model.events import Event, Kind, Run
 from workbench.memory_model.matching import Meeting, meetings
 from workbench.memory_model.program import Litmus, Quantifier
 from workbench.memory_model.relations import bits
-from workbench.memory_model.runs import Memory, Runs, UndecidedError, all_runs
+from workbench.memory_model.runs import Budget, Memory, Runs, UndecidedError, all_runs
 
-LIMIT = 200_000
-"""Candidates, and choices of runs, that are looked at before a test is given up."""
+LIMIT = 100_000
+"""Candidate executions whose work is spent on a test before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -181,22 +181,16 @@ class _Explorer:
     def __init__(
         self, test: Litmus, conditions: list[Condition], limit: int, locations: tuple[str, ...] = ()
     ) -> None:
-        self.test, self.limit = test, limit
-        self.runs: Runs = all_runs(test)
+        self.test, self.budget = test, Budget(limit)
+        self.runs: Runs = all_runs(test, self.budget)
         self.memory: Memory = self.runs.memory
         asked = {t.name for c in conditions for t in terms(c) if t.thread is None} | set(locations)
         self.asked = tuple(sorted(asked))
         self.cells = sorted({self.memory.cells[n, i] for n in asked for i in range(self.memory.lengths[n])})
         self.meets = any(e.sync is not None for runs in self.runs.threads for r in runs for e in r.events)
-        self.left = limit
         self.deadlocks = False
         """Whether to look at what precedes a deadlock too; it is no execution that a condition speaks of."""
         self.names = {cell: key for key, cell in reversed(self.memory.cells.items())}
-
-    def _spend(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise UndecidedError(f"more than {self.limit} candidate executions")
 
     def search(self, wanted: _Wanted) -> Iterator[tuple[Candidate, dict[int, int], Consistent]]:
         """Consistent executions whose final state is wanted, with the last writes of the cells asked for."""
@@ -204,10 +198,10 @@ class _Explorer:
             if not self._served(runs):
                 continue
             if self.meets:
-                ways = meetings(self.test, runs)
+                ways = meetings(self.test, runs, self.budget)
             else:
                 count = tuple(len(r.events) for r in runs)
-                ways = (Meeting(frozenset(), count, (False,) * len(runs)),)
+                ways = iter((Meeting(frozenset(), count, (False,) * len(runs)),))
             for meeting in ways:
                 if meeting.deadlock and not self.deadlocks:
                     continue
@@ -221,7 +215,7 @@ class _Explorer:
             yield chosen
             return
         for run in self.runs.threads[len(chosen)]:
-            self._spend()
+            self.budget.spend(1)
             yield from self._choices((*chosen, run), wanted)
 
     def _served(self, runs: tuple[Run, ...]) -> bool:
@@ -275,8 +269,7 @@ class _Explorer:
             return
         for reads_from in self._reads_from(c):
             for last, finals in lasts:
-                self._spend()
-                for found in consistent(c, reads_from, last):
+                for found in consistent(c, reads_from, last, self.budget):
                     yield c, finals, found
 
     def _reads_from(self, c: Candidate) -> Iterator[dict[int, int]]:

@@ -16,10 +16,7 @@ from dataclasses import dataclass
 
 from workbench.memory_model.events import Event, Run, Sync
 from workbench.memory_model.program import Litmus, Place, Scope
-from workbench.memory_model.runs import UndecidedError
-
-MAX_STATES = 20_000
-"""States of the matching of one choice of runs beyond which a test is given up."""
+from workbench.memory_model.runs import CANDIDATE, Budget
 
 Point = tuple[int, int]
 """Thread and event of its run."""
@@ -77,9 +74,9 @@ def includes(scope: Scope | None, one: Place, other: Place) -> bool:
     return one.cta == other.cta or (scope is Scope.CLUSTER and one.cluster is not None)
 
 
-def meetings(test: Litmus, runs: tuple[Run, ...]) -> tuple[Meeting, ...]:
+def meetings(test: Litmus, runs: tuple[Run, ...], budget: Budget) -> Iterator[Meeting]:
     """Every way in which the operations of these runs may meet; raises UndecidedError if too many."""
-    return tuple(_Matcher(test, runs).meetings())
+    return _Matcher(test, runs).meetings(budget)
 
 
 class _Matcher:
@@ -113,7 +110,7 @@ class _Matcher:
                     seen[key] = seen.get(key, 0) + 1
                     self.rounds.setdefault(key, {}).setdefault(number, []).append(position)
 
-    def meetings(self) -> Iterator[Meeting]:
+    def meetings(self, budget: Budget) -> Iterator[Meeting]:
         phases = tuple(_Phase(0, m.count, 0) for m in self.test.mbarriers)
         stack = [_State((0,) * len(self.runs), 0, 0, phases)]
         seen: set[_State] = set()
@@ -123,8 +120,7 @@ class _Matcher:
             if state in seen:
                 continue
             seen.add(state)
-            if len(seen) > MAX_STATES:
-                raise UndecidedError(f"the barriers of {self.test.name} meet in more than {MAX_STATES} ways")
+            budget.spend(CANDIDATE)
             following = [*self._choices(state)]
             if following:
                 stack.extend(following)

@@ -22,6 +22,8 @@ from workbench.memory_model.program import MASK, Proxy, Scope
 
 LOOPS = 3
 """How often a loop with effects is followed."""
+CANDIDATE = 20
+"""Work of one candidate execution; a step of a thread or a choice among runs is 1."""
 MAX_RUNS = 4000
 """Runs of one thread beyond which a test is given up."""
 MAX_EVENTS = 60
@@ -43,6 +45,20 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 
 class UndecidedError(WorkbenchError):
     """A test that has more executions than are followed; the message says which bound was met."""
+
+
+class Budget:
+    """Work that may still be spent on a test, so that a verdict never takes for ever."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.left = limit * CANDIDATE
+
+    def spend(self, cost: int) -> None:
+        """Spend work; raises UndecidedError when there is none left."""
+        self.left -= cost
+        if self.left < 0:
+            raise UndecidedError(f"more than the work of {self.limit} candidate executions")
 
 
 @dataclass(frozen=True)
@@ -101,7 +117,7 @@ class Runs:
     complete: bool
 
 
-def all_runs(test: p.Litmus) -> Runs:
+def all_runs(test: p.Litmus, budget: Budget) -> Runs:
     """Every run of every thread; raises UndecidedError if there are too many."""
     memory = Memory.of(test)
     # By cell: each value it may hold and how many writes of the cell its chain has at least.
@@ -112,7 +128,7 @@ def all_runs(test: p.Litmus) -> Runs:
         found: list[tuple[Run, ...]] = []
         complete = True
         for number, thread in enumerate(test.threads):
-            machine = _Machine(test, number, thread, memory, domain)
+            machine = _Machine(test, number, thread, memory, domain, budget)
             found.append(tuple(machine.runs()))
             complete = complete and machine.complete
         grown = _grow(found, domain)
@@ -181,8 +197,15 @@ class _Machine:
     """Runs one thread in every way."""
 
     def __init__(
-        self, test: p.Litmus, number: int, thread: p.Thread, memory: Memory, domain: list[dict[int, int]]
+        self,
+        test: p.Litmus,
+        number: int,
+        thread: p.Thread,
+        memory: Memory,
+        domain: list[dict[int, int]],
+        budget: Budget,
     ) -> None:
+        self.budget = budget
         self.test, self.number, self.thread = test, number, thread
         self.memory, self.domain = memory, domain
         self.code = thread.code
@@ -214,6 +237,7 @@ class _Machine:
                     raise UndecidedError(f"{self.thread.name} has more than {MAX_RUNS} runs")
                 yield self._finished(state)
                 continue
+            self.budget.spend(1)
             stack.extend(self._step(state))
 
     def _finished(self, state: _State) -> Run:
