@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Iterator
 
 from workbench.findings import Finding, Severity
 from workbench.isa.ptx.model import Address, Instruction, TensorAddress
 from workbench.isa.values import Root, RootKind
 from workbench.verify.ordering.analysis import Site
-from workbench.verify.ordering.carried import BARE, FENCED, MEETS, Carried, Mark
+from workbench.verify.ordering.carried import BARE, Carried
 from workbench.verify.ordering.paths import after
-from workbench.verify.ordering.program import Event, Kind, Mode
+from workbench.verify.ordering.program import Mode
 from workbench.verify.ordering.rules.regions import (
     SHARED,
     Region,
     addresses,
     is_shared,
     matrix,
-    overlaps,
     region,
     width,
 )
+from workbench.verify.ordering.rules.stale import Touch, bare, carry, mark_of, stale, touch
 from workbench.verify.ordering.view import PtxView, Step, finding
 
 RULE = "proxy-fence-missing"
-
-
-@dataclass(frozen=True)
-class _Write:
-    step: Step
-    regions: tuple[Region, ...]
-
-
-@dataclass(frozen=True)
-class _Read:
-    step: Step
-    regions: tuple[Region, ...]
-    what: str
+FIX = (
+    "execute fence.proxy.async.shared::cta in every writing thread after its writes and before the barrier, "
+    "or in the issuing thread after the barrier"
+)
 
 
 def proxy_fences(view: PtxView) -> Iterator[Finding]:
@@ -56,47 +44,23 @@ def _shared(view: PtxView) -> Iterator[Finding]:
     reads = list(_reads(view))
     if not reads:
         return
-    writes = list(_writes(view))
-    arenas = _arenas(view)
     fences = [s for s in view.steps("fence") if _covers_shared(s.instruction)]
-    wanted = [w for w in writes if any(_meet(w.regions, r.regions, arenas) for r in reads)]
-    if not wanted:
-        return
-    groups = _grouped(view, wanted, fences)
-    carried = _carry(view, [g[0].step for g in groups], fences, groups)
-    hits: dict[tuple[int, str], tuple[_Read, _Write, int]] = {}
-    for r in reads:
-        for n, group in enumerate(groups):
-            writer = next((w for w in group if _meet(w.regions, r.regions, arenas)), None)
-            if writer is None or not _bare(view, carried, n, r.step):
-                continue
-            key = (writer.step.instruction.line, r.what)
-            old = hits.get(key)
-            hits[key] = (r, writer, 1) if old is None else (old[0], old[1], old[2] + 1)
-    for r, writer, count in hits.values():
-        yield _finding(view, r, writer).model_copy(update={"count": count})
+    arenas = _arenas(view) if _filled_by_copies(view) else frozenset()
+    for h in stale(view, list(_writes(view)), reads, [mark_of(f, fence=True) for f in fences], arenas):
+        i = view.graph.instructions[h.write.index]
+        yield finding(
+            RULE,
+            Severity.ERROR,
+            view,
+            h.read.index,
+            f"{h.read.what} may read stale shared memory: {h.write.what} in line {i.line} wrote those bytes "
+            "through the generic proxy, and no fence.proxy.async stands between the write and this read in "
+            "the asynchronous proxy",
+            FIX,
+        ).model_copy(update={"count": h.count})
 
 
-def _finding(view: PtxView, r: _Read, w: _Write) -> Finding:
-    how = _describe(w.step.instruction)
-    return finding(
-        RULE,
-        Severity.ERROR,
-        view,
-        r.step.index,
-        f"{r.what} may read stale shared memory: {how} in line {w.step.instruction.line} wrote those bytes "
-        "through the generic proxy, and no fence.proxy.async stands between the write and this read in the "
-        "asynchronous proxy",
-        "execute fence.proxy.async.shared::cta in every writing thread after its writes and before the "
-        "barrier, or in the issuing thread after the barrier",
-    )
-
-
-def _describe(i: Instruction) -> str:
-    return {"st": "a store", "cp": "cp.async", "stmatrix": "stmatrix"}.get(i.opcode, i.opcode)
-
-
-def _reads(view: PtxView) -> Iterator[_Read]:
+def _reads(view: PtxView) -> Iterator[Touch]:
     """Reads of shared memory in the asynchronous proxy."""
     for s in view.steps("cp", "wgmma", "tcgen05"):
         i = s.instruction
@@ -104,10 +68,9 @@ def _reads(view: PtxView) -> Iterator[_Read]:
         if i.opcode == "cp":
             found = _copied_from(view, s)
             if found is not None:
-                yield _Read(s, (found,), "a tensor copy" if "tensor" in m else "a bulk copy")
+                yield touch(s, (found,), "a tensor copy" if "tensor" in m else "a bulk copy")
         elif i.opcode == "wgmma" and m[:1] == ("mma_async",):
-            regions = [matrix(view, s, v) for v in s.values[1:3]]
-            yield from _matrices(s, regions, "wgmma")
+            yield from _matrices(s, [matrix(view, s, v) for v in s.values[1:3]], "wgmma")
         elif i.opcode == "tcgen05" and m[:1] == ("mma",):
             pairs = list(zip(i.operands, s.values, strict=True))[1:3]
             regions = [matrix(view, s, v) for o, v in pairs if not isinstance(o, Address)]
@@ -116,32 +79,44 @@ def _reads(view: PtxView) -> Iterator[_Read]:
             yield from _matrices(s, [matrix(view, s, s.values[1])], "tcgen05.cp")
 
 
-def _matrices(step: Step, regions: list[Region | None], what: str) -> Iterator[_Read]:
+def _matrices(step: Step, regions: list[Region | None], what: str) -> Iterator[Touch]:
     known = tuple(r for r in regions if r is not None)
     if known:
-        yield _Read(step, known, what)
+        yield touch(step, known, what)
+
+
+def _spaces(i: Instruction) -> list[str]:
+    """Target and source space of a bulk or tensor copy; nothing for other instructions."""
+    m = i.modifiers
+    bulk = m[:2] == ("async", "bulk") or m[:3] == ("reduce", "async", "bulk")
+    found = [x for x in m if x in SHARED or x == "global"]
+    return found if bulk and "prefetch" not in m and len(found) >= 2 else []
 
 
 def _copied_from(view: PtxView, s: Step) -> Region | None:
     """The shared source of a bulk or tensor copy; None for other copies."""
     i = s.instruction
-    m = i.modifiers
-    bulk = m[:2] == ("async", "bulk") or m[:3] == ("reduce", "async", "bulk")
-    spaces = [x for x in m if x in SHARED or x == "global"]
-    if not bulk or len(spaces) < 2 or spaces[1] == "global" or "prefetch" in m:
+    spaces = _spaces(i)
+    if not spaces or spaces[1] == "global":
         return None
     found = addresses(s)
     if len(found) < 2:
         return None
     size = 16
-    if "tensor" not in m:
+    if "tensor" not in i.modifiers:
         at = i.operands.index(found[1][0]) + 1
         size = s.values[at].constant() or 16 if at < len(s.values) else 16
     return region(view, s, found[1][1], size)
 
 
-def _writes(view: PtxView) -> Iterator[_Write]:
+def _filled_by_copies(view: PtxView) -> bool:
+    """Whether bulk or tensor copies write shared memory here, so that not all writes are generic."""
+    return any(_spaces(s.instruction)[:1] not in ([], ["global"]) for s in view.steps("cp"))
+
+
+def _writes(view: PtxView) -> Iterator[Touch]:
     """Writes of shared memory in the generic proxy."""
+    names = {"st": "a store", "cp": "cp.async", "atom": "an atomic", "red": "an atomic"}
     for s in view.steps("st", "stmatrix", "atom", "red", "cp"):
         i = s.instruction
         m = i.modifiers
@@ -154,8 +129,11 @@ def _writes(view: PtxView) -> Iterator[_Write]:
         if i.opcode == "cp":
             size = s.values[2].constant() or 4 if len(s.values) > 2 else 4
         here = region(view, s, found[0][1], size)
-        if here is not None and here.who.any():
-            yield _Write(s, (here,))
+        if here is None or not here.who.any():
+            continue
+        remote = m[:1] == ("async",) and i.opcode in ("st", "red")
+        what = "st.async" if remote else names.get(i.opcode, i.opcode)
+        yield touch(s, (here,), what, found[-1][1].constant() if remote else None, remote)
 
 
 def _covers_shared(i: Instruction) -> bool:
@@ -172,59 +150,6 @@ def _arenas(view: PtxView) -> frozenset[str]:
         for _, v in addresses(s):
             names |= {r.name for r in v.roots if r.kind is RootKind.SYMBOL}
     return frozenset(names)
-
-
-def _meet(a: tuple[Region, ...], b: tuple[Region, ...], arenas: frozenset[str]) -> bool:
-    """True if regions share bytes, or are the same variable at offsets that are not known."""
-    for x in a:
-        for y in b:
-            shared = overlaps(x, y)
-            if shared or (shared is None and x.symbol not in arenas):
-                return True
-    return False
-
-
-def _grouped(view: PtxView, writes: list[_Write], fences: list[Step]) -> list[list[_Write]]:
-    """Writes between which nothing happens that orders anything, by the same threads."""
-    marks = sorted({f.index for f in fences} | {e.index for e in view.analysis.program.all_events(*MEETS)})
-    found: dict[tuple[int, int, bytes | None, bool], list[_Write]] = {}
-    for w in writes:
-        s = w.step
-        at = int(np.searchsorted(marks, s.index))
-        guard = None if s.guard is None else s.guard.tobytes()
-        key = (view.graph.block_of[s.index], at, guard, s.instruction.modifiers[:1] == ("async",))
-        found.setdefault(key, []).append(w)
-    return list(found.values())
-
-
-def _carry(
-    view: PtxView,
-    writes: list[Step],
-    fences: Iterable[Step],
-    groups: list[list[_Write]] | None = None,
-    own: bool = False,
-) -> Carried:
-    marks: dict[int, Mark] = {f.index: Mark(fence=True, who=f.guard, sure=not f.guarded) for f in fences}
-    extra: list[Event] = []
-    for n, s in enumerate(writes):
-        for w in [s] if groups is None else [x.step for x in groups[n]]:
-            old = marks.get(w.index, Mark()).writes
-            marks[w.index] = Mark(writes=(*old, n), who=w.guard, sure=not w.guarded)
-            if w.instruction.modifiers[:1] == ("async",) and w.instruction.opcode in ("st", "red"):
-                value = addresses(w)[-1][1]  # its completion arrives at this mbarrier
-                extra.append(Event(Kind.MBARRIER_ARRIVE, w.index, w.guard, w.guarded, key=value.constant()))
-    program = view.analysis.program
-    return Carried(program, view.graph, marks, len(writes), tuple(extra), own)
-
-
-def _bare(view: PtxView, carried: Carried, write: int, read: Step) -> bool:
-    """True if the read comes after the write with no fence between on any path."""
-    state = carried.before(read.index)[write]
-    who = (view.executing(read) != 0) & (state != 0)
-    wrong = ((state & BARE) != 0) & ((state & FENCED) == 0)
-    if not who.any():
-        return False
-    return bool(wrong[who].all() if read.guarded else wrong[who].any())
 
 
 # -- global memory ---------------------------------------------------------------------------------
@@ -246,8 +171,9 @@ def _global(view: PtxView) -> Iterator[Finding]:
         return
     fences = [s for s in view.steps("fence") if _covers_global(s.instruction)]
     writes = [w for w in (view.step(s.event.index) for s in stored) if w is not None]
-    carried = _carry(view, writes, fences)
-    unordered = _carry(view, writes, [])
+    touches = [touch(w, (), "a store") for w in writes]
+    carried = carry(view, [[t] for t in touches], [mark_of(f, fence=True) for f in fences])
+    unordered = carry(view, [[t] for t in touches], [])
     done: set[tuple[int, frozenset[str]]] = set()
     for r in reads:
         step = view.step(r.event.index)
@@ -255,7 +181,7 @@ def _global(view: PtxView) -> Iterator[Finding]:
             continue
         for n, (site, write) in enumerate(zip(stored, writes, strict=True)):
             buffers = site.buffers & r.buffers
-            if not buffers or (step.index, buffers) in done or not _bare(view, carried, n, step):
+            if not buffers or (step.index, buffers) in done or not bare(carried, n, step):
                 continue
             if write.index in after(view.graph, step.index):
                 continue
@@ -334,10 +260,11 @@ def _tensormaps(view: PtxView) -> Iterator[Finding]:
     ):
         if not writes:
             continue
-        carried = _carry(view, writes, needed, own=own)
+        touches = [[touch(w, (), "tensormap.replace")] for w in writes]
+        carried = carry(view, touches, [mark_of(f, fence=True) for f in needed], own)
         for use, roots in uses:
             for n, w in enumerate(writes):
-                if not (roots & addresses(w)[0][1].roots) or not _bare(view, carried, n, use):
+                if not (roots & addresses(w)[0][1].roots) or not bare(carried, n, use):
                     continue
                 yield finding(
                     RULE,
