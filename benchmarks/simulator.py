@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import gemv
 import torch
@@ -55,13 +56,18 @@ def prepare(artifact, op, workload):
 
 KERNELS = (
     "moe_experts/tp8_b1", "moe_experts/tp8_b8", "moe/tp8_b1", "moe_topk/tp8_b8", "rmsnorm/tp8_b8",
-    "gemv/1536x7168", "gemv/6288x7168",
+    "gemv/1536x7168", "gemv/6288x7168", "kda/tp8_b16", "kda/tp8_b16/races-off",
 )  # fmt: skip
+EXTERNAL = Path(__file__).resolve().parents[1] / ".venv-external" / "bin" / "python"
+"""KDA is vLLM's kernel: its rows need the virtual environment of `make external`."""
 
 
 def row(name: str, repeat: int) -> None:
     """Run one kernel of the table in this process and print its line."""
     op_name, _, size = name.partition("/")
+    if op_name == "kda":
+        kda_row(name, repeat)
+        return
     if op_name == "gemv":
         rows, columns = map(int, size.split("x"))
         artifact = gemv.compiled(rows, columns, "bf16")
@@ -88,6 +94,11 @@ def row(name: str, repeat: int) -> None:
                 memory.poison(buffer, 0xFF)
         outcome = simulate(artifact, memory, SimulationOptions())
         best = min(best, outcome.seconds)
+    report(name, outcome, best, before)
+
+
+def report(name: str, outcome, best: float, before: int) -> None:
+    """Print a line of the table; `before` is the peak (KiB) before the first run."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     count = outcome.lane_instructions
     findings = len(outcome.findings) or "none"
@@ -97,12 +108,40 @@ def row(name: str, repeat: int) -> None:
     )
 
 
+def kda_row(name: str, repeat: int) -> None:
+    """vLLM's KDA decode step: 16 sequences, 12 heads; judged by the op's contract after each run."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "external"))
+    import contracts
+    import corpus
+
+    size, _, mode = name.removeprefix("kda/").partition("/")
+    if not (corpus.folder() / f"kda_{size}").is_dir():
+        subprocess.run(
+            [sys.executable, corpus.__file__, f"kda_{size}"], stdout=subprocess.DEVNULL, check=True
+        )
+    op = contracts.contract("kda")
+    axes = dict(op.workload(size).axes)
+    axes["S"] = axes["B"] + 9  # the slots that the corpus is compiled for
+    given = contracts.generated(op, axes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    best, options = float("inf"), SimulationOptions(check_races=mode != "races-off")
+    for _ in range(repeat):
+        outcome, after = contracts.run_kda(f"kda_{size}", axes, given, options)
+        best = min(best, outcome.seconds)
+    report(name, outcome, best, before)
+    contracts.judge(op, axes, given, after)
+
+
 def table(repeat: int) -> None:
     """Print a table over kernels, each in a process of its own."""
     print("| kernel | CTAs | M lane-instr. | ms | M lane-instr./s | peak MiB | for the run | findings |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for name in KERNELS:
-        command = [sys.executable, __file__, "--row", name, "--repeat", str(repeat)]
+        python = str(EXTERNAL) if name.startswith("kda/") else sys.executable
+        if not Path(python).exists():
+            print(f"| {name} | skipped: run `make external` first |", flush=True)
+            continue
+        command = [python, __file__, "--row", name, "--repeat", str(repeat)]
         done = subprocess.run(command, capture_output=True, text=True)
         last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
         print(done.stdout.strip() if done.returncode == 0 else f"| {name} | {last} |", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import references
 import torch
+from contracts import contract, generated, judge
 from running import Device, clean, normal, run
 
 pytestmark = pytest.mark.usefixtures("index")
@@ -14,14 +15,17 @@ def close(got: torch.Tensor, want: torch.Tensor, atol: float, rtol: float) -> No
     torch.testing.assert_close(got.double(), want.double(), atol=atol, rtol=rtol)
 
 
+@pytest.mark.parametrize("generator", ["ordinary", "wide", "large", "tiny", "denormals", "negative_zero",
+                                       "all_equal", "nan_inf"])  # fmt: skip
 @pytest.mark.parametrize("tp", [8, 16])
-def test_dense_situ(tp: int) -> None:
-    hidden, padded = (4224, 4224) if tp == 8 else (2112, 2176)
-    device = Device()
-    x = device.put(normal(1, 4, 2 * hidden, std=3.0))
-    out = device.empty(4, padded)
-    clean(run(f"dense_situ_tp{tp}", device, x, out, 4.0, 25.0))
-    close(out, references.dense_situ(x, padded), 8e-3, 2e-2)
+def test_dense_situ(tp: int, generator: str) -> None:
+    """Of negative gates alone it keeps few digits: 1 + tanh(g / 2) cancels (K3's layer 0 does so)."""
+    op = contract("situ")
+    axes = op.workload(f"dense_tp{tp}_b8").axes
+    given, device = generated(op, axes, generator), Device()
+    out = device.empty(axes["B"], axes["P"])
+    clean(run(f"dense_situ_tp{tp}", device, device.put(given["gate_up"]), out, 4.0, 25.0))
+    judge(op, axes, given, {"out": out})
 
 
 def test_embedding() -> None:
@@ -33,15 +37,27 @@ def test_embedding() -> None:
     assert torch.equal(out.double(), references.embedding(ids, weight, 20480, 163840))
 
 
+def product(name: str, op_name: str, axes: dict[str, int], generator: str, doubled: bool = False) -> None:
+    """Run a product's kernel on the contract's inputs; `doubled` passes the output twice."""
+    op, device = contract(op_name), Device()
+    given = generated(op, axes, generator)
+    out = device.empty(axes["B"], axes["N"])
+    outputs = [out, out] if doubled else [out]
+    clean(run(name, device, device.put(given["x"]), device.put(given["weight"]), *outputs))
+    judge(op, axes, given, {"out": out})
+
+
 @pytest.mark.parametrize("b", [1, 2])
 def test_skinny_gemm(b: int) -> None:
     """The input projection of a KDA layer at TP16: 3216 by 7168."""
-    n, k = 3216, 7168
-    device = Device()
-    x, w = device.put(normal(3, b, k)), device.put(normal(4, n, k, std=k**-0.5))
-    out = device.empty(b, n)
-    clean(run(f"skinny_b{b}", device, x, w, out, out))
-    close(out, references.gemm(x, w), 2e-2, 2e-2)
+    axes = dict(contract("skinny_gemm").workload(f"tp16_b{b}").axes)
+    product(f"skinny_b{b}", "skinny_gemm", axes, "ordinary", doubled=True)
+
+
+@pytest.mark.parametrize("generator", ["cancelling", "uneven", "large", "denormals", "nan_inf"])
+def test_skinny_gemm_at_the_edges(generator: str) -> None:
+    axes = {"B": 2, "N": 128, "K": 7168}
+    product("skinny_b2", "skinny_gemm", axes, generator, doubled=True)
 
 
 def test_low_rank_gate_projections() -> None:

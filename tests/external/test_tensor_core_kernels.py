@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import references
 import torch
+from contracts import contract, generated, judge
 from running import Device, clean, normal, run, weight_map
 
 pytestmark = pytest.mark.usefixtures("index")
@@ -14,25 +15,25 @@ PARTIAL_TILE = "uninitialized-read"
 
 
 @pytest.mark.parametrize(
-    ("tactic", "n", "m"),
+    ("tactic", "n", "m", "generator"),
     [
-        ((64, 8, 4, 8), 3216, 8),
-        ((128, 8, 2, 6), 6288, 5),
-        ((64, 16, 2, 10), 3216, 16),
-        ((128, 8, 1, 6), 1024, 3),
+        ((64, 8, 4, 8), 3216, 8, "ordinary"),
+        ((128, 8, 2, 6), 6288, 5, "cancelling"),
+        ((64, 16, 2, 10), 3216, 16, "nan_inf"),
+        ((128, 8, 1, 6), 1024, 3, "uneven"),
     ],
 )
-def test_split_k_gemm(tactic: tuple[int, ...], n: int, m: int) -> None:
-    k = 7168 if n > 1024 else 768
-    device = Device()
-    x, w = device.put(normal(1, m, k), "x"), device.put(normal(2, n, k, std=k**-0.5), "weight")
+def test_split_k_gemm(tactic: tuple[int, ...], n: int, m: int, generator: str) -> None:
+    op, axes = contract("splitk_gemm"), {"B": m, "N": n, "K": 7168 if n > 1024 else 768}
+    given, device = generated(op, axes, generator), Device()
+    x, w = device.put(given["x"], "x"), device.put(given["weight"], "weight")
     out = device.empty(m, n, name="out")
     tensor_map = weight_map(device, w, (64, tactic[0]))
     as_operand = lambda t: t.as_strided((*t.shape, 1), (t.stride(0), 1, 0))  # noqa: E731
     y = out.as_strided((n, m, 1), (1, n, 0))
     name = "splitk_" + "_".join(map(str, tactic))
     clean(run(name, device, as_operand(w), as_operand(x), y, y, tensor_map))
-    torch.testing.assert_close(out.double(), references.gemm(x, w), atol=2e-2, rtol=2e-2)
+    judge(op, axes, given, {"out": out})
 
 
 @pytest.mark.parametrize(("tp", "b"), [(8, 1), (8, 8), (16, 16)])

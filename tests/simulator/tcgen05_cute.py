@@ -335,3 +335,50 @@ class Gemm:
 def build(axes, knobs):
     return Gemm(axes, knobs)
 '''
+
+
+def edited(source: str, *changes: tuple[str, str]) -> str:
+    """A source with texts replaced, each of which stands there once."""
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    return source
+
+
+STORED = edited(
+    PIPELINE,
+    ("c: cute.Tensor,\n        la:", "tma_c: cute.CopyAtom, c: cute.Tensor,\n        la:"),
+    (
+        "        tx = ",
+        "        sc = sm.allocate_tensor(Float32, cute.make_layout((128, self.tile[1]), stride=(self.tile[1], 1)), byte_alignment=1024)\n"
+        "        tx = ",
+    ),
+    ("        gc = thr.partition_C(cute.local_tile(c, self.tile[:2], (bx // self.ctas, by)))\n", ""),
+    (
+        "        ra = tm.make_fragment_A(sa)\n",
+        "        gc = cute.local_tile(c, (128, self.tile[1]), (bx, by))\n"
+        "        ts, tgc = cpasync.tma_partition(tma_c, 0, alone, cute.group_modes(sc, 0, 2), cute.group_modes(gc, 0, 2))\n"
+        "        ra = tm.make_fragment_A(sa)\n",
+    ),
+    ("            dst = th.partition_D(gc[(None, None), 0, 0])\n", "            dst = th.partition_D(sc)\n"),
+    (
+        "            tmem.relinquish_alloc_permit()\n",
+        "            C.fence_proxy(\"async.shared\", space=\"cta\")\n"
+        "            tmem.relinquish_alloc_permit()\n",
+    ),
+    (
+        "            tmem.free(pointer)\n",
+        "            if warp == 0:\n"
+        "                cute.copy(tma_c, ts, tgc)\n"
+        "                C.cp_async_bulk_commit_group()\n"
+        "                C.cp_async_bulk_wait_group(0, read=True)\n"
+        "            tmem.free(pointer)\n",
+    ),
+    (
+        "        self.kernel(ta, xa, tb, xb, c, la, lb)",
+        "        lc = cute.make_layout((128, self.tile[1]), stride=(self.tile[1], 1))\n"
+        "        tc, xc = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), c, lc, (128, self.tile[1]))\n"
+        "        self.kernel(ta, xa, tb, xb, tc, xc, la, lb)",
+    ),
+)
+"""The pipeline with its epilogue through shared memory and a TMA store."""

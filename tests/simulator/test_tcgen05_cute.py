@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.simulator.tcgen05_cute import GEMM, PIPELINE, SCALED
+from tests.simulator.tcgen05_cute import GEMM, PIPELINE, SCALED, STORED, edited
 from tests.simulator.test_tcgen05 import SMALL, scale_image, values_of
 from workbench.artifact import Artifact, BoundBuffer
 from workbench.compile import CompileRequest, CompileServer, compile_candidate
@@ -221,6 +221,11 @@ FAULTS = {
         {"buffer-reuse"},
     ),
     "leak": ((("            tmem.free(pointer)\n", ""),), {"tmem-lifetime"}),
+    "plain arrive in place of the commit": (
+        (("                empty.commit()\n",
+          "                with C.elect_one():\n                    C.mbarrier_arrive(acc_bars)\n"),),
+        {"tcgen05-order"},
+    ),
 }  # fmt: skip
 """Replacements in the source, and rules of which one has to report them."""
 
@@ -229,9 +234,41 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(server, ctas, fault):
     changes, rules = FAULTS[fault]
-    source = PIPELINE
-    for old, new in changes:
-        assert source.count(old) == 1
-        source = source.replace(old, new)
-    outcome, _, _ = pipelined(server, ctas, source)
+    outcome, _, _ = pipelined(server, ctas, edited(PIPELINE, *changes))
     assert rules & {f.rule for f in outcome.findings}, outcome.findings
+
+
+# -- fences between ordinary stores and the asynchronous proxy ----------------------------------------
+
+FENCE = 'C.fence_proxy("async.shared", space="cta")\n'
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_pipelined_gemm_with_a_tma_store(server, ctas):
+    outcome, c, want = pipelined(server, ctas, STORED)
+    assert outcome.completed and outcome.findings == ()
+    np.testing.assert_allclose(c, want, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("instead", ["", "C.fence_acq_rel_cta()\n"])
+def test_a_tma_store_without_the_proxy_fence_is_found(server, ctas, instead):
+    """The epilogue's stores to shared memory are not visible to the copy engine; no other fence will do."""
+    outcome, _, _ = pipelined(
+        server, ctas, edited(STORED, (" " * 12 + FENCE, instead and " " * 12 + instead))
+    )
+    found = {f.rule for f in outcome.findings}
+    assert "proxy-fence-missing" in found, outcome.findings
+
+
+def test_mma_of_ordinary_stores_without_the_proxy_fence_is_found(server):
+    """tcgen05.mma reads operands that threads stored."""
+    buffers = [
+        ("a", (128, 64), "f16", "activation"),
+        ("b", (64, 64), "f16", "weight"),
+        ("c", (128, 64), "f32", "output"),
+    ]
+    artifact = compiled(server, edited(GEMM, ("        " + FENCE, "")), {"M": 128, "N": 64, "K": 64}, buffers)
+    ones = {"a": np.ones((128, 64), np.float16), "b": np.ones((64, 64), np.float16)}
+    outcome, _ = executed(artifact, ones, (128, 64))
+    assert "proxy-fence-missing" in {f.rule for f in outcome.findings}
