@@ -20,12 +20,15 @@ from workbench.verify.ordering.paths import MBARRIERS, reaching
 from workbench.verify.ordering.program import Event, Kind, Program
 from workbench.verify.ordering.solver import VARIES, arrivals_before
 
-BEFORE, BARE, FENCED = 1, 2, 4
-"""What a thread's past may be: without the write; with it and no fence since; with it and a fence since."""
+BEFORE, FRESH, HANDED, FENCED = 1, 2, 4, 8
+"""What a thread's past may be: without the write; with it and no fence since, by the thread itself and handed
+on to nobody; the same, but others know of it or it is theirs; with it and a fence since."""
+BARE = FRESH | HANDED
 States = NDArray[np.uint8]
 _GOES = frozenset(
     (Kind.BARRIER, Kind.BARRIER_ARRIVE, Kind.CLUSTER_ARRIVE, Kind.MBARRIER_ARRIVE, Kind.RELEASE)
 )
+_HANDS = _GOES - {Kind.RELEASE}
 _COMES = frozenset((Kind.BARRIER, Kind.CLUSTER_WAIT, Kind.MBARRIER_WAIT, Kind.ACQUIRE))
 MEETS = _GOES | _COMES | {Kind.WARP_BARRIER}
 """Events at which what a thread carries may go to others."""
@@ -44,7 +47,7 @@ class Mark:
 
 
 class Carried:
-    """States of each write and thread, as `[write, thread]` sets of BEFORE, BARE and FENCED; 0 if unreached.
+    """States of each write and thread, as `[write, thread]` sets of the four above; 0 if unreached.
 
     Args:
         program: the kernel's events.
@@ -130,12 +133,12 @@ class Carried:
         if mark is not None:
             who = reach if mark.who is None else reach & (mark.who != 0)
             if mark.fence:
-                fenced = np.where(state & BARE, (state & ~np.uint8(BARE)) | FENCED, state)
+                fenced = np.where(state & BARE, (state & BEFORE) | FENCED, state)
                 if not mark.sure:
                     fenced = fenced | state
                 state = np.where(who & (state != 0), fenced, state).astype(np.uint8)
             for w in mark.writes:
-                state[w] = np.where(who & (state[w] != 0), BARE, state[w])
+                state[w] = np.where(who & (state[w] != 0), FRESH, state[w])
         for e in self._events.get(at, ()):
             state = self._meet(e, reach, state)
         return state
@@ -150,6 +153,9 @@ class Carried:
         if mine is not None:
             old = self._given.get(e)
             self._given[e] = mine if old is None else old | mine
+        if e.kind in _HANDS:
+            handed = (state & ~np.uint8(FRESH)) | HANDED
+            state = np.where(who & ((state & FRESH) != 0), handed, state).astype(np.uint8)
         if e.kind not in _COMES:
             return state
         others = [self._given[s] for s in self._sources.get(e, ()) if s is not e and s in self._given]
@@ -171,7 +177,7 @@ class Carried:
 
     def _receive(self, who: NDArray[np.bool_], state: States, got: States) -> States:
         if self._own:
-            bare = np.where(got & FENCED, (got & ~np.uint8(FENCED)) | BARE, got)
+            bare = np.where(got & FENCED, (got & ~np.uint8(FENCED)) | HANDED, got)
             got = np.where(state & FENCED, got | FENCED, bare)
         return np.where(who & (state != 0), got, state).astype(np.uint8)
 
@@ -233,17 +239,25 @@ def _all_of(state: States, who: NDArray[np.bool_]) -> States:
     """The past of all these threads together, one set a write."""
     part = state[:, who]
     absent = part == 0
-    bare = ((part & BARE) != 0).any(axis=1)
-    fenced = ((part & FENCED) != 0).any(axis=1) & (((part & (BEFORE | FENCED)) != 0) | absent).all(axis=1)
-    before = (((part & BEFORE) != 0) | absent).all(axis=1)
-    return np.asarray(bare * BARE + fenced * FENCED + before * BEFORE, np.uint8)
+
+    def some(bits: int) -> NDArray[np.bool_]:
+        return np.asarray(((part & bits) != 0).any(axis=1))
+
+    def every(bits: int) -> NDArray[np.bool_]:
+        return np.asarray((((part & bits) != 0) | absent).all(axis=1))
+
+    handed = some(FRESH) | (some(HANDED) & every(BEFORE | HANDED))
+    fenced = some(FENCED) & every(BEFORE | HANDED | FENCED)
+    return np.asarray(handed * HANDED + fenced * FENCED + every(BEFORE) * BEFORE, np.uint8)
 
 
 def _both(a: States, b: States) -> States:
-    bare = (a | b) & BARE
-    clean = ((a & (BEFORE | FENCED)) != 0) & ((b & (BEFORE | FENCED)) != 0)
-    fenced = np.where(clean, (a | b) & FENCED, 0)
-    met = (bare | fenced | (a & b & BEFORE)).astype(np.uint8)
+    either = a | b
+    old = BEFORE | HANDED
+    handed = ((either & FRESH) != 0) | (((either & HANDED) != 0) & ((a & old) != 0) & ((b & old) != 0))
+    clean = ((a & ~np.uint8(FRESH)) != 0) & ((b & ~np.uint8(FRESH)) != 0)
+    fenced = ((either & FENCED) != 0) & clean
+    met = handed * HANDED + fenced * FENCED + ((a & b & BEFORE) != 0) * BEFORE
     return np.asarray(np.where(a == 0, b, np.where(b == 0, a, met)), np.uint8)
 
 

@@ -9,19 +9,32 @@ from collections.abc import Callable, Iterable
 
 from workbench.findings import Finding
 from workbench.verify.ordering.rules.barriers import barriers_ptx, barriers_sass
+from workbench.verify.ordering.rules.flags import flag_rules, sass_flag_rules, scope_rules
 from workbench.verify.ordering.rules.proxy import proxy_fences
+from workbench.verify.ordering.rules.proxy_sass import proxy_fences_sass
+from workbench.verify.ordering.rules.tcgen05 import tcgen05_order
+from workbench.verify.ordering.rules.tmem import tmem_lifetime
 from workbench.verify.ordering.view import PtxView, SassView
 
 PtxRule = Callable[[PtxView], Iterable[Finding]]
 SassRule = Callable[[SassView], Iterable[Finding]]
 
 PTX_RULES: dict[str, tuple[PtxRule, ...]] = {
+    "flag-without-acquire": (flag_rules,),
+    "flag-without-release": (flag_rules,),
+    "scope-too-narrow": (flag_rules, scope_rules),
     "proxy-fence-missing": (proxy_fences,),
     "barrier-divergence": (barriers_ptx,),
     "barrier-reuse": (barriers_ptx,),
+    "tcgen05-order": (tcgen05_order,),
+    "tmem-lifetime": (tmem_lifetime,),
 }
 """Rule id to the functions that decide it on the PTX; one may stand under several ids and runs once."""
 SASS_RULES: dict[str, tuple[SassRule, ...]] = {
+    "flag-without-acquire": (sass_flag_rules,),
+    "flag-without-release": (sass_flag_rules,),
+    "scope-too-narrow": (sass_flag_rules,),
+    "proxy-fence-missing": (proxy_fences_sass,),
     "barrier-divergence": (barriers_sass,),
     "barrier-reuse": (barriers_sass,),
 }
