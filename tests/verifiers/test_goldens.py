@@ -153,6 +153,75 @@ def test_moe(name: str, workload: str, generator: str) -> None:
     close(got["out"], out, steps=3)
 
 
+def e4m3(values: np.ndarray) -> np.ndarray:
+    return np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def mx(row: np.ndarray, floor: bool) -> np.ndarray:
+    """A row through MXFP8: the scale puts the largest magnitude of each block below 2^9."""
+    out = np.zeros_like(row)
+    for first in range(0, len(row), 32):
+        block = row[first : first + 32]
+        largest = float(np.abs(block).max())
+        if largest == 0:
+            continue
+        mantissa, power = math.frexp(largest)  # largest = mantissa * 2^power, mantissa in [0.5, 1)
+        power -= 9 if floor or mantissa <= 0.875 else 8
+        out[first : first + 32] = e4m3(block / 2.0**power) * 2.0**power
+    return out
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "moe_experts_mx"])
+def test_experts_with_quantised_activations(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    width, want = axes["I"], []
+    for b, row in enumerate(numbers(t["latent"])):
+        x, rows = mx(row, floor=False), []
+        for e in t["ids"][b].tolist():
+            sums = [total(r * x) for r in matrix(t["w13"][e], t["w13_scale"][e])]
+            hidden = np.array([situ(g, u) for g, u in zip(sums[:width], sums[width:], strict=True)])
+            hidden = mx(hidden, floor=True)
+            rows.append([bf16(total(r * hidden)) for r in matrix(t["w2"][e], t["w2_scale"][e])])
+        want.append(rows)
+    close(OPS[name].reference(t, axes)["expanded"], want, steps=4)
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "mla_value"])
+def test_mla_value(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    n, d, want = {k: numbers(v) for k, v in t.items()}, axes["D"], []
+    for b in range(axes["B"]):
+        row = []
+        for h in range(axes["H"]):
+            gates = n["projected"][b, axes["G"] + h * d : axes["G"] + h * d + d].tolist()
+            values = [bf16(total(r * n["latent"][b, h])) for r in n["kv_b"][h, d:]]
+            row += [bf16(v * sigmoid(g)) for v, g in zip(values, gates, strict=True)]
+        want.append(row if n["lengths"][b] > 0 else [0.0] * len(row))
+    close(OPS[name].reference(t, axes)["out"], want, steps=1)
+
+
+@pytest.mark.parametrize(("name", "workload", "generator"), [c for c in CASES if c[0] == "mla_query"])
+def test_mla_query(name: str, workload: str, generator: str) -> None:
+    t, axes = inputs_of(OPS[name], workload, generator)
+    n, (q, latent, d) = {k: numbers(v) for k, v in t.items()}, (axes["Q"], axes["L"], axes["D"])
+    cache, query = n["cache"].reshape(-1, latent + axes["R"]), []
+    for b, x in enumerate(n["projected"]):
+        low = np.array([bf16(v * w) for v, w in zip(norm(x[:q].tolist()), n["q_norm"], strict=True)])
+        row = [bf16(v * w) for v, w in zip(norm(x[q : q + latent].tolist()), n["kv_norm"], strict=True)]
+        row += x[q + latent : q + latent + axes["R"]].tolist()
+        if n["slots"][b] >= 0:
+            cache[int(n["slots"][b])] = e4m3(np.array(row) * n["k_inv"])
+        heads = np.array([bf16(total(w * low)) for w in n["qb"]]).reshape(axes["H"], -1)
+        query.append([
+            e4m3(np.array([*(bf16(total(c * head[:d])) for c in uk.T), *head[d:]]) * n["q_inv"])
+            for head, uk in zip(heads, n["uk"], strict=True)
+        ])  # fmt: skip
+    got = OPS[name].reference(t, axes)
+    wrong = numbers(got["query"]) != np.array(query)
+    assert wrong.sum() <= 1
+    assert (numbers(got["cache"]).reshape(cache.shape) != cache).sum() <= 1
+
+
 PRODUCTS = [c for c in CASES if c[0] in ("skinny_gemm", "splitk_gemm", "o_proj")]
 
 

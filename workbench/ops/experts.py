@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.ops import mxfp4
+from workbench.ops import mxfp4, mxfp8
 from workbench.ops.random import fill_bytes, stream
 from workbench.ops.rounding import to_bf16
 from workbench.ops.situ import situ, tanh_high, tanh_low
@@ -62,6 +62,8 @@ class Recipe:
     """Elements missing from the end of the sum over I."""
     round_gate_up: bool = False
     """Gate and up rounded to bf16 before SiTU."""
+    mxfp8: bool = False
+    """Latent and hidden quantised to MXFP8 (hidden by the floor rule) in place of the bf16 hidden."""
 
     def applies(self, axes: Mapping[str, int]) -> bool:
         """True if the mistake changes anything at these axes."""
@@ -88,9 +90,13 @@ def run_experts(
 
     `inputs` holds `w13`, `w13_scale`, `w2`, `w2_scale`; only the experts that `ids` names are touched.
     """
-    x = latent.to(recipe.dtype).unsqueeze(1).expand(-1, ids.shape[1], -1)
+    x = latent.to(recipe.dtype)
+    if recipe.mxfp8:
+        x = mxfp8.through(x)
+    x = x.unsqueeze(1).expand(-1, ids.shape[1], -1)
     sums = _per_slot(inputs, "w13", recipe.pick13(ids), recipe.pick13_scale(ids), x, recipe)
-    hidden = to_bf16(_activation(sums, recipe)).to(recipe.dtype)
+    hidden = _activation(sums, recipe)
+    hidden = mxfp8.through(hidden, floor=True) if recipe.mxfp8 else to_bf16(hidden).to(recipe.dtype)
     return _per_slot(inputs, "w2", recipe.pick2(ids), recipe.pick2_scale(ids), hidden, recipe)
 
 
