@@ -33,10 +33,10 @@ from workbench.verify.ordering.schedules import PLAIN, Schedule, schedules
 
 BUDGET = 1.5
 """Seconds that the runs of one launch list take, as `_cost` estimates them."""
-_STEP, _LANE_INSTRUCTION = 30e-6, 3e-9
+_STEP, _LANE_INSTRUCTION = 50e-6, 10e-9
 """Seconds a block of instructions and a lane's instruction take, about."""
 _MOST_MEMORY = 1 << 30
-_ADDRESS_FAULTS = frozenset(("out-of-bounds", "misaligned"))
+_HANGS = frozenset(("deadlock", "mbarrier-phase"))
 
 Place = tuple[str, str | None, int | None]
 """Rule, kernel and PTX line: findings that agree in these are one."""
@@ -216,7 +216,7 @@ class _Session:
                 f = changed
             elif f.rule == "read-only-write":
                 continue
-            text = f"{f.message} (seen with schedule: {schedule})"
+            text = f"{f.message} (schedule: {schedule})"
             run.findings.setdefault(_key(f), f.model_copy(update={"message": text}))
         return run
 
@@ -346,6 +346,9 @@ class _Session:
         if run.limited:
             return {}
         new = {k: f for k, f in run.findings.items() if k not in found}
+        for shown in (_HANGS, frozenset(("uninitialized-read",))):  # the others follow from these
+            if any(f.rule in shown for f in new.values()):
+                new = {k: f for k, f in new.items() if f.rule in shown}
         stale = {(f.kernel, f.ptx_line): f for f in new.values()}
         if not stale:
             return self._changed_results(schedule) if run.completed else {}
@@ -354,7 +357,7 @@ class _Session:
         for f in stale.values():
             what = (
                 "the second launch on the flags and mailboxes that the first left hangs"
-                if f.rule in ("deadlock", "mbarrier-phase", "barrier-divergence")
+                if f.rule in _HANGS
                 else "the second launch passes its waits on what the first left"
             )
             f = f.model_copy(

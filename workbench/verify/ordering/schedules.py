@@ -17,7 +17,7 @@ class Schedule:
 
     def __str__(self) -> str:
         """As findings print it."""
-        return f"seed {self.seed}, {self.adversary}" if self.seed else str(self.adversary)
+        return f"seed {self.seed}, {self.adversary}"
 
 
 PLAIN = Schedule(Adversary(overlap=True))
