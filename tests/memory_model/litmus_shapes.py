@@ -1,0 +1,281 @@
+"""Classic shapes and small random programs that can run as kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count as count_from
+
+from hypothesis import strategies as st
+
+from workbench import memory_model as mm
+from workbench.memory_model import program as p
+from workbench.memory_model.condition import Every
+
+TWO = ("cta 0,gpu 0", "cta 1,gpu 0")
+ONE = ("cta 0,gpu 0", "cta 0,gpu 0")
+
+
+def shape(places: tuple[str, ...], *columns: str, declared: str = "x=0; y=0; f=0;") -> mm.Litmus:
+    """A test from its columns, instructions separated by `;`."""
+    code = [[part.strip() for part in column.split(";")] for column in columns]
+    rows = [" | ".join(f"P{n}@{place}" for n, place in enumerate(places))]
+    for k in range(max(map(len, code))):
+        rows.append(" | ".join(c[k] if k < len(c) else "" for c in code))
+    table = "".join(f"{row} ;\n" for row in rows)
+    return mm.parse(f"PTX shape\n{{ {declared} }}\n{table}exists (true)\n")
+
+
+def _shapes() -> dict[str, mm.Litmus]:
+    found = {}
+    for scope in ("cta", "gpu", "sys"):
+        for where, places in (("one", ONE), ("two", TWO)):
+            name = f"{scope}-{where}"
+            found[f"MP-{name}"] = shape(
+                places,
+                f"st.weak x, 1; st.release.{scope} f, 1",
+                f"ld.acquire.{scope} r0, f; ld.weak r1, x",
+            )
+            found[f"MP-guarded-{name}"] = shape(
+                places,
+                f"st.weak x, 1; st.release.{scope} f, 1",
+                f"ld.acquire.{scope} r0, f; bne r0, 1, E; ld.weak r1, x; E:",
+            )
+            found[f"MP-spin-{name}"] = shape(
+                places,
+                f"st.weak x, 1; st.release.{scope} f, 1",
+                f"L:; ld.acquire.{scope} r0, f; bne r0, 1, L; ld.weak r1, x",
+            )
+            found[f"MP-fences-{name}"] = shape(
+                places,
+                f"st.weak x, 1; fence.acq_rel.{scope}; st.relaxed.{scope} f, 1",
+                f"L:; ld.relaxed.{scope} r0, f; bne r0, 1, L; fence.acq_rel.{scope}; ld.weak r1, x",
+            )
+            found[f"MP-no-acquire-{name}"] = shape(
+                places,
+                f"st.weak x, 1; st.release.{scope} f, 1",
+                f"L:; ld.relaxed.{scope} r0, f; bne r0, 1, L; ld.weak r1, x",
+            )
+            found[f"MP-no-release-{name}"] = shape(
+                places,
+                f"st.weak x, 1; st.relaxed.{scope} f, 1",
+                f"L:; ld.acquire.{scope} r0, f; bne r0, 1, L; ld.weak r1, x",
+            )
+            found[f"SB-sc-{name}"] = shape(
+                places,
+                f"st.relaxed.{scope} x, 1; fence.sc.{scope}; ld.relaxed.{scope} r0, y",
+                f"st.relaxed.{scope} y, 1; fence.sc.{scope}; ld.relaxed.{scope} r0, x",
+            )
+            found[f"LB-{name}"] = shape(
+                places,
+                f"ld.relaxed.{scope} r0, x; st.relaxed.{scope} y, 1",
+                f"ld.relaxed.{scope} r0, y; st.relaxed.{scope} x, 1",
+            )
+            found[f"CoRR-{name}"] = shape(
+                places,
+                f"st.relaxed.{scope} x, 1; st.relaxed.{scope} x, 2",
+                f"ld.relaxed.{scope} r0, x; ld.relaxed.{scope} r1, x",
+            )
+            found[f"counter-{name}"] = shape(
+                places,
+                f"st.weak x, 1; atom.acq_rel.{scope}.add r0, f, 1; bne r0, 1, E; ld.weak r1, y; E:",
+                f"st.weak y, 1; atom.acq_rel.{scope}.add r0, f, 1; bne r0, 1, E; ld.weak r1, x; E:",
+            )
+            found[f"lock-{name}"] = shape(
+                places,
+                f"L:; atom.acquire.{scope}.cas r0, f, 0, 1; bne r0, 0, L; ld.weak r1, x; add r1, r1, 1;"
+                f"st.weak x, r1; st.release.{scope} f, 0",
+                f"L:; atom.acquire.{scope}.cas r0, f, 0, 1; bne r0, 0, L; ld.weak r1, x; add r1, r1, 1;"
+                f"st.weak x, r1; st.release.{scope} f, 0",
+            )
+            found[f"red-{name}"] = shape(
+                places, f"st.weak x, 1; red.release.{scope}.add f, 1",
+                f"L:; ld.acquire.{scope} r0, f; bne r0, 1, L; ld.weak r1, x",
+            )  # fmt: skip
+            found[f"red-acquire-{name}"] = shape(
+                places, f"st.weak x, 1; st.release.{scope} f, 1",
+                f"L:; ld.relaxed.{scope} r0, f; bne r0, 1, L; red.acq_rel.{scope}.add f, 1; ld.weak r1, x",
+            )  # fmt: skip
+            found[f"release-sequence-{name}"] = shape(
+                (*places, places[1]),
+                f"st.weak x, 1; st.release.{scope} f, 1",
+                f"L:; ld.acquire.{scope} r0, f; bne r0, 2, L; ld.weak r1, x",
+                f"L:; atom.relaxed.{scope}.cas r0, f, 1, 2; bne r0, 1, L",
+            )
+            found[f"ISA2-{name}"] = shape(
+                (*places, places[0]),
+                f"st.weak x, 1; st.release.{scope} f, 1",
+                f"L:; ld.acquire.{scope} r0, y; bne r0, 1, L; ld.weak r1, x",
+                f"L:; ld.acquire.{scope} r0, f; bne r0, 1, L; st.release.{scope} y, 1",
+            )
+    found["WW"] = shape(TWO, "st.weak x, 1", "st.weak x, 2")
+    found["RR"] = shape(TWO, "ld.weak r0, x", "ld.weak r0, x")
+    found["weak-strong"] = shape(TWO, "st.weak x, 1", "ld.acquire.gpu r0, x")
+    found["barrier"] = shape(ONE, "st.weak x, 1; bar.cta.sync 1", "bar.cta.sync 1; ld.weak r0, x")
+    found["barrier-late-store"] = shape(ONE, "bar.cta.sync 1; st.weak x, 1", "bar.cta.sync 1; ld.weak r0, x")
+    found["barrier-arrive"] = shape(ONE, "st.weak x, 1; bar.cta.arrive 1", "bar.cta.sync 1; ld.weak r0, x")
+    found["barrier-arrive-back"] = shape(
+        ONE, "bar.cta.arrive 1; st.weak x, 1", "ld.weak r0, x; bar.cta.sync 1"
+    )
+    found["barrier-other-id"] = shape(
+        (*ONE, ONE[0]),
+        "st.weak x, 1; bar.cta.sync 1",
+        "bar.cta.sync 2; ld.weak r0, x",
+        "bar.cta.sync 1; bar.cta.sync 2",
+    )
+    found["barrier-other-id-racy"] = shape(
+        (*ONE, ONE[0]),
+        "st.weak x, 1; bar.cta.sync 1",
+        "bar.cta.sync 2; ld.weak r0, x",
+        "bar.cta.sync 2; bar.cta.sync 1",
+    )
+    found["barrier-twice"] = shape(
+        ONE,
+        "st.weak x, 1; bar.cta.sync 1; ld.weak r0, y; bar.cta.sync 1; st.weak x, 2",
+        "st.weak y, 1; bar.cta.sync 1; ld.weak r0, x; bar.cta.sync 1; st.weak y, 2",
+    )
+    found["barrier-once-missing"] = shape(
+        ONE,
+        "st.weak x, 1; bar.cta.sync 1; ld.weak r0, y; st.weak x, 2",
+        "st.weak y, 1; bar.cta.sync 1; ld.weak r0, x; st.weak y, 2",
+    )
+    m = "x=0; y=0; m @ mbarrier 1;"
+    found["mbarrier"] = shape(
+        ONE, "st.weak x, 1; mbarrier.arrive m", "mbarrier.try_wait.parity m, 0; ld.weak r0, x", declared=m
+    )
+    found["mbarrier-relaxed"] = shape(
+        ONE, "st.weak x, 1; mbarrier.arrive.relaxed.cta m", "mbarrier.try_wait.parity m, 0; ld.weak r0, x",
+        declared=m,
+    )  # fmt: skip
+    found["mbarrier-wrong-parity"] = shape(
+        ONE, "st.weak x, 1; mbarrier.arrive m", "mbarrier.try_wait.parity m, 1; ld.weak r0, x", declared=m
+    )
+    found["mbarrier-two"] = shape(
+        (*ONE, ONE[0]),
+        "st.weak x, 1; mbarrier.arrive m",
+        "mbarrier.try_wait.parity m, 0; ld.weak r0, x; ld.weak r1, y",
+        "st.weak y, 1; mbarrier.arrive m",
+        declared="x=0; y=0; m @ mbarrier 2;",
+    )
+    found["mbarrier-elected"] = shape(
+        (*ONE, ONE[0]),
+        "st.weak x, 1; mbarrier.arrive m",
+        "mbarrier.try_wait.parity m, 0; ld.weak r0, y",
+        "st.weak y, 1",
+        declared=m,
+    )
+    ring = "x=0; m @ mbarrier 1; n @ mbarrier 1;"
+    found["mbarrier-ring"] = shape(
+        ONE,
+        "st.weak x, 1; mbarrier.arrive m; mbarrier.try_wait.parity n, 0; st.weak x, 2; mbarrier.arrive m",
+        "mbarrier.try_wait.parity m, 0; ld.weak r0, x; mbarrier.arrive n; mbarrier.try_wait.parity m, 1;"
+        "ld.weak r1, x",
+        declared=ring,
+    )
+    found["mbarrier-ring-early"] = shape(
+        ONE,
+        "st.weak x, 1; mbarrier.arrive m; mbarrier.try_wait.parity n, 0; st.weak x, 2; mbarrier.arrive m",
+        "mbarrier.try_wait.parity m, 0; mbarrier.arrive n; ld.weak r0, x; mbarrier.try_wait.parity m, 1;"
+        "ld.weak r1, x",
+        declared=ring,
+    )
+    cluster = ("cta 0,cluster 0,gpu 0", "cta 1,cluster 0,gpu 0")
+    wait = "barrier.cluster.wait"
+    found["cluster"] = shape(
+        cluster,
+        f"st.weak x, 1; barrier.cluster.arrive; {wait}",
+        f"barrier.cluster.arrive; {wait}; ld.weak r0, x",
+    )
+    found["cluster-relaxed"] = shape(
+        cluster,
+        f"st.weak x, 1; barrier.cluster.arrive.relaxed; {wait}",
+        f"barrier.cluster.arrive.relaxed; {wait}; ld.weak r0, x",
+    )
+    found["cluster-between"] = shape(
+        cluster,
+        f"barrier.cluster.arrive; st.weak x, 1; {wait}",
+        f"barrier.cluster.arrive; {wait}; ld.weak r0, x",
+    )
+    for scope in ("cta", "cluster"):
+        found[f"cluster-scope-{scope}"] = shape(
+            cluster,
+            f"st.weak x, 1; st.release.{scope} f, 1",
+            f"L:; ld.acquire.{scope} r0, f; bne r0, 1, L; ld.weak r1, x",
+        )
+    return found
+
+
+SHAPES = _shapes()
+
+
+# -- random programs ------------------------------------------------------------------------------------
+
+_SCOPES = [p.Scope.CTA, p.Scope.GPU, p.Scope.SYS]
+_PLACES = ["x", "y"]
+_registers = st.sampled_from(["r0", "r1"]).map(p.Register)
+_small = st.integers(0, 2)
+
+
+@st.composite
+def _accesses(draw: st.DrawFn, scopes: list[p.Scope], fresh: Iterator[int] | None) -> p.Instruction:
+    """An access or a fence; `fresh` has a value for each write, without it they are any."""
+    values = _small if fresh is None else st.builds(next, st.just(fresh))
+    scope = draw(st.sampled_from(scopes))
+    address = p.Address(draw(st.sampled_from(_PLACES)))
+    match draw(st.integers(0, 9)):
+        case 0 | 1 | 2:
+            order = draw(st.sampled_from([p.Order.WEAK, p.Order.RELAXED, p.Order.ACQUIRE]))
+            kept = None if order is p.Order.WEAK else scope
+            return p.Load((draw(_registers),), address, order, kept)
+        case 3 | 4 | 5:
+            order = draw(st.sampled_from([p.Order.WEAK, p.Order.RELAXED, p.Order.RELEASE]))
+            kept = None if order is p.Order.WEAK else scope
+            value = draw(values if fresh is not None else st.one_of(_small, _registers))
+            return p.Store(address, (value,), order, kept)
+        case 6 | 7:
+            operation = draw(st.sampled_from(["add", "exch", "cas", *(["max"] if fresh is None else [])]))
+            orders = [p.Order.RELAXED, p.Order.RELEASE, p.Order.ACQUIRE, p.Order.ACQ_REL]
+            operands = (draw(_small), draw(values)) if operation == "cas" else (draw(values),)
+            order = draw(st.sampled_from(orders))
+            return p.Atomic(operation, draw(_registers), address, operands, order, scope)
+        case 8:
+            orders = [p.Order.RELAXED, p.Order.RELEASE, p.Order.ACQ_REL]
+            order = draw(st.sampled_from(orders))
+            return p.Atomic("add", None, address, (draw(values) or 1,), order, scope)
+        case _:
+            order = draw(st.sampled_from([p.Order.SC, p.Order.ACQ_REL, p.Order.RELEASE, p.Order.ACQUIRE]))
+            return p.Fence(order, scope)
+
+
+@st.composite
+def small_programs(draw: st.DrawFn, distinct: bool = False) -> mm.Litmus:
+    """Two or three threads over two locations, in one or two CTAs, perhaps with barriers.
+
+    `distinct`: every write changes its location (a write of what is there already is none to the simulator).
+    """
+    fresh = (1 << n for n in count_from(2)) if distinct else None
+    count = draw(st.sampled_from([2, 2, 3]))
+    spread = draw(st.sampled_from(["one", "two", "cluster"]))
+    scopes = [*_SCOPES, p.Scope.CLUSTER] if spread == "cluster" else _SCOPES
+    length = 4 if count == 2 else 3
+    codes: list[list[p.Instruction]] = [
+        draw(st.lists(_accesses(scopes, fresh), min_size=1, max_size=length)) for _ in range(count)
+    ]
+    places = []
+    for number in range(count):
+        cta = 0 if spread == "one" else number % 2
+        places.append(p.Place(cta, 0, 0 if spread == "cluster" else None))
+    joint = spread == "one" and draw(st.booleans())
+    if joint:
+        for instance in range(1, draw(st.integers(2, 3))):
+            for code in codes:
+                if draw(st.integers(0, 3)):
+                    code.insert(draw(st.integers(0, len(code))), p.Barrier("cta", True, instance))
+    if spread == "cluster" and draw(st.booleans()):
+        order = draw(st.sampled_from([p.Order.RELEASE, p.Order.RELAXED]))
+        for code in codes:
+            first = draw(st.integers(0, len(code)))
+            code.insert(first, p.ClusterBarrier(False, order))
+            code.insert(draw(st.integers(first + 1, len(code))), p.ClusterBarrier(True, p.Order.ACQUIRE))
+    threads = tuple(p.Thread(f"P{n}", places[n], tuple(codes[n])) for n in range(count))
+    locations = tuple(p.Location(name) for name in _PLACES)
+    return mm.parse(mm.render(p.Litmus("random", locations, threads, p.Quantifier.EXISTS, Every(()))))
