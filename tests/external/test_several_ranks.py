@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import references
 import torch
+from contracts import contract
 from running import bind, clean, load, normal, packed
 
 from workbench.simulator import Domain, RankLaunch, simulate_ranks
@@ -72,9 +73,18 @@ def test_output_projection_and_its_consumer() -> None:
             ]
         )
     clean(simulate_ranks(domain, launches, schedule="skewed"))
-    partials = [references.gemm(x, w) for x, w in zip(locals_, weights, strict=True)]
+    project, residual = contract("o_proj"), contract("attn_res")
+    sizes = {"B": b, "N": 7168, "K": 1536}
+    partials = [
+        project.reference({"x": x, "weight": w}, sizes)["out"] for x, w in zip(locals_, weights, strict=True)
+    ]
     total = references.rounded(references.grouped_sum(partials))
-    want, new = references.attn_res(prefix, total, blocks, nb, norm, query, out_norm)
+    given = {
+        "prefix": prefix, "delta": total, "blocks": blocks, "norm": norm, "query": query,
+        "out_norm": out_norm,
+    }  # fmt: skip
+    golden = residual.reference(given, {"B": b, "N": 7168, "V": nb + 1, "A": nb, "M": 8})
+    want, new = golden["out"], golden["prefix"]
     for r in range(RANKS):
         torch.testing.assert_close(outs[r].double(), want, atol=3e-2, rtol=8e-2)
         torch.testing.assert_close(prefixes[r].double(), new, atol=2e-2, rtol=2e-2)

@@ -61,15 +61,15 @@ def test_skinny_gemm_at_the_edges(generator: str) -> None:
 
 
 def test_low_rank_gate_projections() -> None:
-    """F_A with beta, [144, 7168], and F_B, [1536, 128], of the stock path."""
-    device = Device()
-    x, fa = device.put(normal(5, 2, 7168)), device.put(normal(6, 144, 7168, std=7168**-0.5))
-    fb = device.put(normal(7, 1536, 128, std=128**-0.5))
+    """F_A with beta, [144, 7168], and F_B, [1536, 128], of the stock path: the columns of F_A's result."""
+    op, device = contract("skinny_gemm"), Device()
+    first, second = {"B": 2, "N": 144, "K": 7168}, {"B": 2, "N": 1536, "K": 128}
+    a, b = generated(op, first), generated(op, second)
     middle, out = device.empty(2, 144), device.empty(2, 1536)
-    clean(run("kda_fa_b2", device, x, fa, middle))
-    close(middle, references.gemm(x, fa), 2e-2, 2e-2)
-    clean(run("kda_fb_b2", device, middle[:, :128], fb, out))
-    close(out, references.gemm(middle[:, :128], fb), 2e-2, 2e-2)
+    clean(run("kda_fa_b2", device, device.put(a["x"]), device.put(a["weight"]), middle))
+    judge(op, first, a, {"out": middle})
+    clean(run("kda_fb_b2", device, middle[:, :128], device.put(b["weight"]), out))
+    judge(op, second, {**b, "x": middle[:, :128].clone()}, {"out": out})
 
 
 def test_prefetch_changes_nothing() -> None:

@@ -14,6 +14,11 @@ from workbench.ops.rounding import to_e4m3
 BLOCK = 32
 
 
+def _blocks(x: torch.Tensor) -> torch.Tensor:
+    """`[..., K]` as float64 `[..., K / 32, 32]`."""
+    return x.double().reshape(*x.shape[:-1], -1, BLOCK)
+
+
 def exponent(largest: torch.Tensor, floor: bool = False) -> torch.Tensor:
     """E8M0 codes (int32) of blocks with these largest magnitudes; 0 for blocks of zeros and subnormals."""
     bits = largest.float().view(torch.int32)
@@ -26,7 +31,7 @@ def exponent(largest: torch.Tensor, floor: bool = False) -> torch.Tensor:
 
 def quantise(x: torch.Tensor, floor: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Elements (float64) `[..., K]` and codes (int32) `[..., K / 32]` of `x`."""
-    blocks = x.double().unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(x)
     codes = exponent(blocks.abs().amax(-1), floor)
     scaled = blocks * torch.exp2(127.0 - codes.double())[..., None]
     return to_e4m3(scaled).double().flatten(-2), codes
@@ -34,7 +39,7 @@ def quantise(x: torch.Tensor, floor: bool = False) -> tuple[torch.Tensor, torch.
 
 def decode(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """The numbers (float64) that elements and codes stand for."""
-    blocks = values.double().unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(values)
     return (blocks * torch.exp2(codes.double() - 127)[..., None]).flatten(-2)
 
 
