@@ -68,18 +68,21 @@ class Carried:
         own: bool = False,
     ) -> None:
         self._program, self._graph, self._marks, self._count, self._own = program, graph, marks, count, own
-        self._reach = reaching(program)
-        self._warps = (program.threads.linear // np.uint64(32)).astype(np.intp)
+        self._full = reaching(program)
         self._events: dict[int, list[Event]] = {}
         for e in (*program.all_events(*MEETS), *extra):
             self._events.setdefault(e.index, []).append(e)
+        self._keep, self._class = self._alike()
+        self._reach = {b: reach[self._keep] for b, reach in self._full.items()}
+        self._lanes = self._keep % 32
+        self._warps = self._keep // 32
+        self._edges = {e: mask[self._keep] for e, mask in program.edges.items()}
         self._sources = self._met()
         self._given: dict[Event, States] = {}
         self._points: dict[int, list[int]] = {}
         for at in sorted(self._events.keys() | marks.keys()):
             self._points.setdefault(graph.block_of[at], []).append(at)
-        n = program.threads.count
-        self._entry: dict[int, States] = {0: np.full((count, n), BEFORE, np.uint8)}
+        self._entry: dict[int, States] = {0: np.full((count, self._keep.size), BEFORE, np.uint8)}
         self._solve()
 
     def before(self, index: int) -> States:
@@ -92,7 +95,43 @@ class Carried:
             if at >= index:
                 break
             state = self._step(at, state)
-        return state
+        return np.asarray(state[:, self._class])
+
+    def _alike(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Threads that stand for all: one of those that go the same ways, in one of the warps that are alike.
+
+        Returns:
+            Their numbers, and for each thread which of them stands for it.
+        """
+        n = self._program.threads.count
+        events = [e for es in self._events.values() for e in es]
+        lanes = self._program.threads.linear % np.uint64(32)
+        keys = {e.key for e in events if e.kind is Kind.WARP_BARRIER and e.key is not None}
+        masks = [
+            *self._program.edges.values(),
+            *(m.who for m in self._marks.values()),
+            *(e.guard for e in events),
+        ]
+        rows = {(m != 0).tobytes(): m != 0 for m in masks if m is not None}
+        for key in keys:
+            inside = ((np.uint64(key) >> lanes) & np.uint64(1)) != 0
+            rows[inside.tobytes()] = inside
+        if not rows:
+            return np.zeros(1, np.intp), np.zeros(n, np.intp)
+        _, way = np.unique(np.stack(list(rows.values())), axis=1, return_inverse=True)
+        ways = np.full(-(-n // 32) * 32, -1, np.intp)
+        ways[:n] = way.reshape(-1)
+        _, first, alike = np.unique(ways.reshape(-1, 32), axis=0, return_index=True, return_inverse=True)
+        keep: list[int] = []
+        place: dict[tuple[int, int], int] = {}
+        for w, warp in enumerate(first):
+            for t in range(warp * 32, min(warp * 32 + 32, n)):
+                if (w, int(ways[t])) not in place:
+                    place[w, int(ways[t])] = len(keep)
+                    keep.append(t)
+        alike = alike.reshape(-1)
+        classes = [place[int(alike[t // 32]), int(ways[t])] for t in range(n)]
+        return np.array(keep, np.intp), np.array(classes, np.intp)
 
     def _solve(self) -> None:
         order = {b: n for n, b in enumerate(self._graph.reverse_postorder)}
@@ -116,7 +155,7 @@ class Carried:
             if any(e not in given or not np.array_equal(now, given[e]) for e, now in mine):
                 todo |= receivers.get(b, set()) & order.keys()
             for s in self._graph.successors[b]:
-                mask = self._program.edges.get((b, s))
+                mask = self._edges.get((b, s))
                 coming = state if mask is None else np.where(mask != 0, state, 0).astype(np.uint8)
                 old = self._entry.get(s)
                 new = coming if old is None else old | coming
@@ -131,7 +170,7 @@ class Carried:
         if reach is None:
             return state
         if mark is not None:
-            who = reach if mark.who is None else reach & (mark.who != 0)
+            who = reach if mark.who is None else reach & (mark.who[self._keep] != 0)
             if mark.fence:
                 fenced = np.where(state & BARE, (state & BEFORE) | FENCED, state)
                 if not mark.sure:
@@ -144,7 +183,7 @@ class Carried:
         return state
 
     def _meet(self, e: Event, reach: NDArray[np.bool_], state: States) -> States:
-        who = reach if e.guard is None else reach & (e.guard != 0)
+        who = reach if e.guard is None else reach & (e.guard[self._keep] != 0)
         if not who.any():
             return state
         if e.kind is Kind.WARP_BARRIER:
@@ -158,7 +197,8 @@ class Carried:
             state = np.where(who & ((state & FRESH) != 0), handed, state).astype(np.uint8)
         if e.kind not in _COMES:
             return state
-        others = [self._given[s] for s in self._sources.get(e, ()) if s is not e and s in self._given]
+        given = [self._given[s] for s in self._sources.get(e, ()) if s is not e and s in self._given]
+        others = list({g.tobytes(): g for g in given}.values())
         if e.kind is Kind.BARRIER and mine is not None:
             got = _any_of([_both(mine, o) for o in others]) if others else mine
             return self._receive(who, state, got[:, None])
@@ -166,7 +206,7 @@ class Carried:
             return state
         exact = e.kind is Kind.MBARRIER_WAIT and e.key is not None
         exact = exact and all(s.key is not None for s in self._sources.get(e, ()))
-        exact = exact or (e.kind is Kind.CLUSTER_WAIT and len(others) == 1)
+        exact = exact or (e.kind is Kind.CLUSTER_WAIT and len(given) == 1)
         if exact:
             got = state
             for o in others:
@@ -184,8 +224,7 @@ class Carried:
     def _warp(self, e: Event, who: NDArray[np.bool_], state: States) -> States:
         if e.key is None:
             return state
-        lane = self._program.threads.linear % np.uint64(32)
-        inside = who & (((np.uint64(e.key) >> lane) & np.uint64(1)) != 0)
+        inside = who & (((e.key >> self._lanes) & 1) != 0)
         result = state
         for w in np.unique(self._warps[inside]):
             group = inside & (self._warps == w)
@@ -215,7 +254,7 @@ class Carried:
         return found
 
     def _threads(self, e: Event) -> NDArray[np.bool_]:
-        reach = self._reach.get(self._graph.block_of[e.index])
+        reach = self._full.get(self._graph.block_of[e.index])
         if reach is None:
             return np.zeros(self._program.threads.count, np.bool_)
         return np.asarray(reach if e.guard is None else reach & (e.guard != 0))

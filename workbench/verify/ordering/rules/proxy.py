@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from workbench.findings import Finding, Severity
 from workbench.isa.ptx.model import Address, Instruction, TensorAddress
-from workbench.isa.values import Root, RootKind
+from workbench.isa.values import Root, RootKind, Value
 from workbench.verify.ordering.analysis import Site
 from workbench.verify.ordering.carried import BARE, Carried
+from workbench.verify.ordering.first import first_operands, meet
 from workbench.verify.ordering.paths import after
 from workbench.verify.ordering.program import Mode
 from workbench.verify.ordering.rules.regions import (
@@ -41,12 +43,14 @@ def proxy_fences(view: PtxView) -> Iterator[Finding]:
 
 
 def _shared(view: PtxView) -> Iterator[Finding]:
-    reads = list(_reads(view))
-    if not reads:
+    if not any(True for _ in _reads(view, {})):
         return
+    opcodes = ("st", "stmatrix", "atom", "red", "cp", "wgmma", "tcgen05")
+    first = first_operands(view, {s.index for s in view.steps(*opcodes) if _vague(s)})
+    reads = list(_reads(view, first))
     fences = [s for s in view.steps("fence") if _covers_shared(s.instruction)]
     arenas = _arenas(view) if _filled_by_copies(view) else frozenset()
-    for h in stale(view, list(_writes(view)), reads, [mark_of(f, fence=True) for f in fences], arenas):
+    for h in stale(view, list(_writes(view, first)), reads, [mark_of(f, fence=True) for f in fences], arenas):
         i = view.graph.instructions[h.write.index]
         yield finding(
             RULE,
@@ -60,9 +64,25 @@ def _shared(view: PtxView) -> Iterator[Finding]:
         ).model_copy(update={"count": h.count})
 
 
-def _reads(view: PtxView) -> Iterator[Touch]:
+def _vague(s: Step) -> bool:
+    """Whether an operand that may be an address is not known."""
+    return any(v.known is None and v.roots for v in s.values)
+
+
+def _filled_in(s: Step, first: dict[int, tuple[Value, ...]]) -> Step:
+    """A step with the values of its first execution where those of every execution are not known."""
+    known = first.get(s.index)
+    if known is None:
+        return s
+    values = tuple(
+        v if v.known is not None else Value(f.known, v.roots) for v, f in zip(s.values, known, strict=True)
+    )
+    return replace(s, values=values)
+
+
+def _reads(view: PtxView, first: dict[int, tuple[Value, ...]]) -> Iterator[Touch]:
     """Reads of shared memory in the asynchronous proxy."""
-    for s in view.steps("cp", "wgmma", "tcgen05"):
+    for s in (_filled_in(s, first) for s in view.steps("cp", "wgmma", "tcgen05")):
         i = s.instruction
         m = i.modifiers
         if i.opcode == "cp":
@@ -114,10 +134,10 @@ def _filled_by_copies(view: PtxView) -> bool:
     return any(_spaces(s.instruction)[:1] not in ([], ["global"]) for s in view.steps("cp"))
 
 
-def _writes(view: PtxView) -> Iterator[Touch]:
+def _writes(view: PtxView, first: dict[int, tuple[Value, ...]]) -> Iterator[Touch]:
     """Writes of shared memory in the generic proxy."""
     names = {"st": "a store", "cp": "cp.async", "atom": "an atomic", "red": "an atomic"}
-    for s in view.steps("st", "stmatrix", "atom", "red", "cp"):
+    for s in (_filled_in(s, first) for s in view.steps("st", "stmatrix", "atom", "red", "cp")):
         i = s.instruction
         m = i.modifiers
         if i.opcode == "cp" and (m[:1] != ("async",) or "bulk" in m or "mbarrier" in m or not i.operands):
@@ -171,6 +191,7 @@ def _global(view: PtxView) -> Iterator[Finding]:
         return
     fences = [s for s in view.steps("fence") if _covers_global(s.instruction)]
     writes = [w for w in (view.step(s.event.index) for s in stored) if w is not None]
+    first: dict[int, tuple[Value, ...]] | None = None
     touches = [touch(w, (), "a store") for w in writes]
     carried = carry(view, [[t] for t in touches], [mark_of(f, fence=True) for f in fences])
     unordered = carry(view, [[t] for t in touches], [])
@@ -185,7 +206,9 @@ def _global(view: PtxView) -> Iterator[Finding]:
                 continue
             if write.index in after(view.graph, step.index):
                 continue
-            if not (_same_pointer(write, step) or _handed_over(view, unordered, n, write, step)):
+            if first is None:
+                first = first_operands(view, {w.index for w in writes} | {x.event.index for x in reads})
+            if not (_same_bytes(view, first, write, step) or _handed_over(view, unordered, n, write, step)):
                 continue
             done.add((step.index, buffers))
             name = ", ".join(sorted(buffers))
@@ -213,10 +236,18 @@ def _covers_global(i: Instruction) -> bool:
     return m[:2] == ("proxy", "async") and (len(m) == 2 or "global" in m)
 
 
-def _same_pointer(write: Step, read: Step) -> bool:
-    source = next((o for o, _ in addresses(read)[1:2]), None)
-    target = next((o for o, _ in addresses(write)[:1]), None)
-    return isinstance(source, Address) and isinstance(target, Address) and source == target
+def _same_bytes(view: PtxView, first: dict[int, tuple[Value, ...]], write: Step, read: Step) -> bool:
+    """True if CTA 0 copies bytes that it has stored itself."""
+    a = Step(write.index, write.instruction, None, False, first.get(write.index, ()))
+    b = Step(read.index, read.instruction, None, False, first.get(read.index, ()))
+    if not a.values or not b.values or "tensor" in read.instruction.modifiers:
+        return False
+    target, source = addresses(a)[0][1].known, addresses(b)[1][1].known
+    size = b.values[2].constant()
+    if target is None or source is None or size is None:
+        return False
+    who = view.executing(write), view.executing(read)
+    return meet(target, who[0], width(write.instruction), source, who[1], size)
 
 
 def _handed_over(view: PtxView, carried: Carried, n: int, write: Step, read: Step) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from workbench.isa.ptx.model import Address, Instruction, Operand, Symbol, TensorAddress
 from workbench.isa.ptx.variables import TYPE_BYTES
 from workbench.isa.values import Lanes, RootKind, Value
+from workbench.verify.ordering.first import meet
 from workbench.verify.ordering.view import PtxView, Step
 
 SHARED = frozenset(("shared", "shared::cta", "shared::cluster"))
@@ -88,12 +89,7 @@ def overlaps(a: Region, b: Region) -> bool | None:
         return False
     if a.offsets is None or b.offsets is None:
         return None
-    x, y = np.unique(a.offsets[a.who != 0]), np.unique(b.offsets[b.who != 0])
-    if not x.size or not y.size:
-        return False
-    last = np.searchsorted(x, y + np.uint64(b.size))  # starts of `a` below the ends of `b`
-    first = np.searchsorted(x + np.uint64(a.size), y, side="right")
-    return bool((last > first).any())
+    return meet(a.offsets, a.who, a.size, b.offsets, b.who, b.size)
 
 
 def width(i: Instruction) -> int:

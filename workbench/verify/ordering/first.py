@@ -1,0 +1,108 @@
+"""Values of a kernel's registers in one concrete run: the first CTA, the first time round every loop.
+
+What holds for all CTAs and iterations is often unknown where one instance is plain: the address that CTA 0
+writes in its first iteration. A rule that needs one case in which two accesses meet asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.isa.flow import ControlFlowGraph
+from workbench.isa.ptx.dataflow import writes
+from workbench.isa.ptx.model import Instruction, Kernel, Module
+from workbench.isa.ptx.values import PtxValues
+from workbench.isa.values import Lanes, ParameterBlock, Threads, Value
+from workbench.verify.ordering.view import PtxView
+
+_POINTER = 1 << 44
+"""Distance of the made-up addresses of buffers."""
+
+
+@dataclass(frozen=True)
+class _FirstThreads(Threads):
+    grid: tuple[int, int, int] | None = None
+
+    def special(self, name: str) -> Lanes | None:
+        what, _, axis = name.partition(".")
+        if what in ("ctaid", "clusterid", "cluster_ctaid") or name == "cluster_ctarank":
+            return self.full(0)
+        if what == "nctaid" and self.grid is not None and axis in ("x", "y", "z"):
+            return self.full(self.grid["xyz".index(axis)])
+        return super().special(name)
+
+
+class _FirstValues(PtxValues):
+    """One pass over the graph without its back edges; leaving a loop, what the loop changes is unknown."""
+
+    def _solve(self) -> None:
+        graph = self._graph
+        self._shared = frozenset(r.name for i in graph.instructions for r in writes(i))
+        loops = [
+            (body, frozenset(r.name for b in body for i in _code(graph, b) for r in writes(i)))
+            for body in graph.loops.values()
+        ]
+        back = {(b, s) for b, s in graph.back_edges}
+        for b in graph.reverse_postorder:
+            for _ in self.walk(b):
+                pass
+            leaving = self._here
+            for s in graph.successors[b]:
+                if (b, s) in back:
+                    continue
+                lost = {n for body, names in loops if b in body and s not in body for n in names}
+                self._here = {n: Value(None, v.roots) if n in lost else v for n, v in leaving.items()}
+                self._merge(s)
+
+
+def _code(graph: ControlFlowGraph[Instruction], b: int) -> tuple[Instruction, ...]:
+    return graph.instructions[graph.blocks[b].start : graph.blocks[b].end]
+
+
+def first_operands(view: PtxView, indices: Collection[int]) -> dict[int, tuple[Value, ...]]:
+    """Operands of these instructions before their first execution in CTA 0.
+
+    Pointers among the parameters have made-up addresses far from each other, so that only distances mean
+    something. Instructions that no path reaches are left out.
+    """
+    wanted = frozenset(indices)
+    if not wanted:
+        return {}
+    values = _evaluate(view.module, view.kernel, view)
+    found: dict[int, tuple[Value, ...]] = {}
+    for b in sorted({view.graph.block_of[at] for at in wanted} & set(view.graph.reverse_postorder)):
+        for at in values.walk(b):
+            if at in wanted:
+                found[at] = tuple(values.operand(o) for o in view.graph.instructions[at].operands)
+    return found
+
+
+def _evaluate(module: Module, kernel: Kernel, view: PtxView) -> PtxValues:
+    layout = view.analysis.layout
+    block = view.launch.parameter_block(layout)
+    data, literal = bytearray(block.data), set(block.literal)
+    numbers: dict[str, int] = {}
+    for n, (start, length) in enumerate(layout.places):
+        param = view.launch.params.get(n)
+        for r in param.relocations if param is not None else ():
+            if r.offset + 8 > length:
+                continue
+            base = _POINTER * (1 + numbers.setdefault(r.buffer, len(numbers)))
+            at = start + r.offset
+            data[at : at + 8] = base.to_bytes(8, "little")
+            literal.update(range(at, at + 8))
+    threads = _FirstThreads(view.threads.block, grid=view.launch.grid)
+    return _FirstValues(module, kernel, view.graph, threads, ParameterBlock(bytes(data), frozenset(literal)))
+
+
+def meet(a: Lanes, a_who: Lanes, a_size: int, b: Lanes, b_who: Lanes, b_size: int) -> bool:
+    """Whether some thread's bytes of one access are among those of another; addresses a thread."""
+    x, y = np.unique(a[a_who != 0]), np.unique(b[b_who != 0])
+    if not x.size or not y.size:
+        return False
+    below = np.searchsorted(x, y + np.uint64(b_size))  # starts of `a` before the end of each of `b`
+    gone = np.searchsorted(x + np.uint64(a_size), y, side="right")
+    return bool((below > gone).any())
