@@ -142,7 +142,8 @@ def test_without_the_first_barrier_data_may_be_missing() -> None:
     OUT:
     """ + SYNC  # fmt: skip
     seen = [go(body, {"out": (64, np.uint32)}, 2, 2, seed=seed).rules for seed in range(1, 7)]
-    assert ["uninitialized-read"] in seen
+    assert all("race" in rules for rules in seen)
+    assert any("uninitialized-read" in rules for rules in seen)
 
 
 def test_exit_while_a_peer_may_read() -> None:

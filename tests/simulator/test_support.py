@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date():
         ("ld.global.u32 %r1, [%d1];", "modelled"),
         ("multimem.st.relaxed.sys.global.v4.f32 [%d1], {%f1, %f2, %f3, %f4};", "modelled"),
         ("bar.sync 0;", "modelled"),
-        ("membar.gl;", "no effect"),
+        ("membar.gl;", "ordering only"),
         ("nanosleep.u32 100;", "no effect"),
         ("frob.u32 %r1;", "refused"),
         ("multimem.ld_reduce.relaxed.sys.global.max.f32 %f1, [%d1];", "refused"),

@@ -16,8 +16,8 @@ from workbench.simulator.memory import BASE, Allocation, Memory
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
+    from workbench.simulator.ordering.order import ChunkOrder
     from workbench.simulator.proxies import Proxies
-    from workbench.simulator.races import RaceDetector
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
@@ -52,6 +52,7 @@ class Site:
         "k",
         "low",
         "mask",
+        "quiet",
         "shift",
         "size",
         "space",
@@ -81,6 +82,8 @@ class Site:
         """Forget what earlier launches proved."""
         self.low, self.high = 1, 0
         self.tries = 0
+        self.quiet = False
+        """It reads a buffer that no kernel may write: happens-before need not be looked at."""
         self._inside.clear()
 
     def at_shared(self) -> Site:
@@ -123,6 +126,8 @@ class GlobalSpace:
     def load(self, site: Site, address: Array, co: Cohort, ck: Chunk) -> Array:
         """Return raw items of `site.size` bytes, shape of `address` (int64 device addresses)."""
         i = self.locate(site, address, co, ck)
+        if ck.order is not None and not site.quiet:
+            ck.order.far(site, False, i, None, co)
         if site.shift:
             i = i >> site.shift
         return self.data[site.size].take(i, mode="clip")
@@ -208,6 +213,8 @@ class GlobalSpace:
         i = address + site.k
         if ck.options.check_memory:
             i = self.in_bounds(site, i, co, ck, write=True)
+        if ck.order is not None:
+            ck.order.far(site, True, i, value, co)
         write(self.data, self.shadow, site, i, value, co, ck, BASE, 0)
         self.data[1][0:32] = 0
         self.shadow[1][0:32] = 0
@@ -269,7 +276,11 @@ class BankedSpace:
     """
 
     proxies: Proxies | None = None
-    """Follows ordinary stores, if the kernel reads shared memory through the async proxy."""
+    """Follows ordinary stores, if the kernel reads shared memory through the async proxy and no order does."""
+    order: ChunkOrder | None = None
+    """Is shown every access, if set."""
+    rows: Array | None = None
+    """Bank of each lane if lanes look at banks of other CTAs."""
 
     def __init__(self, banks: int, size: int, kind: str) -> None:
         self.size, self.kind = size, kind
@@ -279,7 +290,6 @@ class BankedSpace:
         shadow = np.zeros(len(data), np.uint8)
         self.data, self.shadow = typed_views(data), typed_views(shadow)
         self.base = SHARED_BASE if kind == "shared" else LOCAL_BASE
-        self.races: RaceDetector | None = None
         self.good: list[tuple[int, int]] = []
         """Intervals in which every byte of every bank is known to be written."""
         self.unsettled = np.zeros(size, bool)
@@ -309,12 +319,17 @@ class BankedSpace:
     def load(self, site: Site, address: Array, co: Cohort, ck: Chunk) -> Array:
         """Return raw items of `site.size` bytes at addresses of the space (int64)."""
         i, bad, low, high = self.check(site, address + site.k, co, ck)
-        if self.races is not None and bad is None:
-            self.races.access(site, False, i, None, low, high + site.size, co)
+        if self.order is not None and bad is None:
+            self.order.near(site, False, i, None, low, high + site.size, co, self.rows)
         at = self.place(i, co)
         at >>= site.shift
         result = self.data[site.size].take(at, mode="clip")
-        if bad is None and not (site.low <= low and high <= site.high) and ck.options.check_memory:
+        if (
+            bad is None
+            and not (site.low <= low and high <= site.high)
+            and ck.options.check_memory
+            and not (self.order is not None and self.order.early)
+        ):
             self._check_written(site, i, at, low, high, co, ck)
         return result
 
@@ -355,8 +370,8 @@ class BankedSpace:
     def store(self, site: Site, address: Array, value: Array, co: Cohort, ck: Chunk) -> None:
         """Write raw items."""
         i, bad, low, high = self.check(site, address + site.k, co, ck)
-        if self.races is not None and bad is None:
-            self.races.access(site, True, i, value, low, high + site.size, co)
+        if self.order is not None and bad is None:
+            self.order.near(site, True, i, value, low, high + site.size, co, self.rows)
         at = self.place(i, co)
         if bad is not None:
             at = np.where(bad, self.banks * self.stride, at)

@@ -112,12 +112,24 @@ def atomic(
     view, shadow = store.data[width], store.shadow[width]
     shift = width.bit_length() - 1
     olds = []
+    wrote = np.ones(co.shape, bool)
     for k in range(len(groups[0])):
         operands = [np.broadcast_to(np.ascontiguousarray(g[k]).view(raw), co.shape).ravel() for g in groups]
         index = (at >> shift).ravel() + k
         old = _serialised(view, index, op, kind, operands, wanted, ck)
         shadow[index] = int("01" * width, 16)
         olds.append(old.reshape(co.shape))
+        if op == "cas":
+            wrote = old.reshape(co.shape) == operands[0].reshape(co.shape)
+    if ck.order is not None:
+        if space == "global":
+            ck.order.atomic(site, "global", at, wrote, wanted, co, None)
+        elif int(at.max()) < ck.space_shared.banks * ck.space_shared.stride:
+            bank = at // ck.space_shared.stride
+            own = bool((bank == co.rows()).all())
+            ck.order.atomic(
+                site, "shared", at - bank * ck.space_shared.stride, wrote, wanted, co, None if own else bank
+            )
     if space == "global":
         store.data[1][0:32] = 0
         store.shadow[1][0:32] = 0

@@ -64,6 +64,8 @@ class Barriers:
                 "barrier-divergence", item, f"threads arrive at barrier {n} with different counts", co,
                 np.ones((1, 1), bool),
             )  # fmt: skip
+        if self.chunk.order is not None:
+            self.chunk.order.arrive(co, n)
         weights = self.chunk.launch.barrier_weights[co.threads]
         if co.rectangular:
             self.arrived[rows, n] += int(weights.sum())
@@ -138,8 +140,8 @@ class Barriers:
             self.waiting.pop(n, None)
         for table in (self.arrived, self.expected, self.holding, self.voters):
             table[complete, n] = 0
-        if self.chunk.space_shared.races is not None:
-            self.chunk.space_shared.races.pass_barrier(complete)
+        if self.chunk.order is not None:
+            self.chunk.order.pass_barrier(n, complete, [co for co, _ in out])
         self.chunk.progress += 1
         return out
 

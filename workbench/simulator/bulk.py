@@ -110,7 +110,7 @@ class BulkCopy(Operation):
             early = self._early.pop(k, None)
             if self.from_shared:
                 piece = piece.copy()
-                if early is not None and not np.array_equal(early, piece):
+                if early is not None and not self.records and not np.array_equal(early, piece):
                     bad.append(k)
             self._data[k] = piece
         if bad:
@@ -151,10 +151,12 @@ class CopiesDone(Operation):
     def __init__(self, item: Instruction, lanes: Array, slots: Array, serial: int) -> None:
         super().__init__(item, lanes, slots, arrivals=1)
         self.serial = serial
+        self.stamp: int | None = None
+        """Stamp of the copies for those who wait for the mbarrier."""
 
     def apply(self, ck: Chunk, chosen: Array) -> None:
         """Complete the copies."""
-        ck.copies.complete(self.lanes[chosen], self.serial)
+        ck.copies.complete(self.lanes[chosen], self.serial, self.stamp)
 
 
 # -- what generated code calls -------------------------------------------------------------------
@@ -336,12 +338,14 @@ def bulk_load(
     if reduction is None:
         begin_write(ck, where, offsets[chosen], sizes[chosen])
     ck.launch.async_bytes += int(sizes[good].sum())
-    ck.asyncs.issue(
-        BulkCopy(
-            to.instruction, lanes[chosen], signals, start[chosen], where * stride + offsets[chosen],
-            sizes[chosen], from_shared, True, reduction, None, ck,
-        )
+    operation = BulkCopy(
+        to.instruction, lanes[chosen], signals, start[chosen], where * stride + offsets[chosen],
+        sizes[chosen], from_shared, True, reduction, None, ck,
     )  # fmt: skip
+    if ck.order is not None:
+        ck.order.extents(operation, False, from_shared, start[chosen], sizes[chosen])
+        ck.order.extents(operation, True, True, operation.target, sizes[chosen], atomic=reduction is not None)
+    ck.asyncs.issue(operation)
 
 
 def bulk_store(
@@ -359,12 +363,15 @@ def bulk_store(
         return
     ck.launch.async_bytes += int(sizes[chosen].sum())
     marks = None if octets is None else _flat(octets.astype(np.int64), co)[chosen]
-    ck.asyncs.issue(
-        BulkCopy(
-            to.instruction, lanes_of(co)[chosen], None, start[chosen], end[chosen], sizes[chosen], True,
-            False, reduction, marks, ck,
-        )
+    operation = BulkCopy(
+        to.instruction, lanes_of(co)[chosen], None, start[chosen], end[chosen], sizes[chosen], True,
+        False, reduction, marks, ck,
     )  # fmt: skip
+    if ck.order is not None:
+        ck.order.extents(operation, False, True, start[chosen], sizes[chosen])
+        if octets is None:
+            ck.order.extents(operation, True, False, end[chosen], sizes[chosen], atomic=reduction is not None)
+    ck.asyncs.issue(operation)
 
 
 def remote_store(
@@ -387,12 +394,13 @@ def remote_store(
             index = target_at[:, None] + np.arange(to.size)
             ck.space_shared.data[1][index] = 0xFF
             ck.space_shared.shadow[1][index] = 0
-    ck.asyncs.issue(
-        RemoteStore(
-            to, lanes_of(co)[chosen], slots[chosen], target_at, [_flat(v, co)[chosen] for v in values], op,
-            kind,
-        )
-    )  # fmt: skip
+    operation = RemoteStore(
+        to, lanes_of(co)[chosen], slots[chosen], target_at, [_flat(v, co)[chosen] for v in values], op, kind
+    )
+    if ck.order is not None:
+        whole = np.full(len(chosen), to.size, np.int64)
+        ck.order.extents(operation, True, True, target_at, whole, atomic=bool(op))
+    ck.asyncs.issue(operation)
 
 
 def copies_arrive(site: Site, address: Array, increment: bool, co: Cohort, ck: Chunk) -> None:
@@ -403,6 +411,8 @@ def copies_arrive(site: Site, address: Array, increment: bool, co: Cohort, ck: C
         np.add.at(ck.mbarriers.pending, slots[known], 1)
     if known.any():
         operation = CopiesDone(site.instruction, lanes_of(co)[known], slots[known], ck.copies.serial)
+        if ck.order is not None:
+            operation.stamp = ck.order.copies_arrive(site.instruction, slots, co)
         ck.asyncs.issue(operation)
 
 
@@ -438,7 +448,10 @@ def try_cancel(
         begin_write(ck, where, offsets[chosen], sizes[chosen])
         at = where * ck.space_shared.stride + offsets[chosen]
         signals = slots[chosen] // banks * banks + where
-        ck.asyncs.issue(NothingToCancel(to, lanes_of(co)[chosen], signals, at))
+        operation = NothingToCancel(to, lanes_of(co)[chosen], signals, at)
+        if ck.order is not None:
+            ck.order.extents(operation, True, True, at, sizes[chosen])
+        ck.asyncs.issue(operation)
 
 
 NAMES: dict[str, Any] = {

@@ -32,7 +32,7 @@ class _Remote(BankedSpace):
     def __init__(self, space: BankedSpace) -> None:
         self.size, self.kind, self.stride, self.banks = space.size, space.kind, space.stride, space.banks
         self.data, self.shadow, self.base = space.data, space.shadow, space.base
-        self.races, self.good = None, space.good
+        self.order, self.good = space.order, space.good
         self.unsettled = space.unsettled
         self.rows: Array = np.zeros((1, 1), np.int64)
 
@@ -166,6 +166,8 @@ class Clusters:
             text = "arrives at the cluster barrier again without having waited"
             self.chunk.report(RULE, item, text, co, twice)
             lanes = lanes[~twice]
+        if self.chunk.order is not None:
+            self.chunk.order.cluster_arrive(co, "relaxed" in item.modifiers)
         own[lanes] += 1
         groups = np.broadcast_to(co.rows() // self.size, twice.shape)[~twice]
         self.arrived += np.bincount(groups, minlength=self.count)
@@ -196,8 +198,6 @@ class Clusters:
             rows = np.repeat(done, self.size)[: len(self._touched)]
             self._touched[rows] = False
             self._toucher = {r: v for r, v in self._toucher.items() if not rows[r]}
-            if self.chunk.space_shared.races is not None:
-                self.chunk.space_shared.races.pass_barrier(rows)
             self.chunk.progress += 1
         own, _ = self._counts()
         out: list[tuple[Cohort, int]] = []
@@ -211,6 +211,8 @@ class Clusters:
             if stay is not None:
                 held.append((stay, block))
         self.waiting = held
+        if out and self.chunk.order is not None:
+            self.chunk.order.cluster_pass(done, [co for co, _ in out])
         return out
 
     def retire(self, co: Cohort) -> list[tuple[Cohort, int]]:

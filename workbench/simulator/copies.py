@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.simulator.access import Site
-from workbench.simulator.cohort import Cohort
 
 if TYPE_CHECKING:
+    from workbench.simulator.cohort import Cohort
+    from workbench.simulator.ordering.shadow import Record
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
@@ -35,6 +36,9 @@ class _Copy:
     """Bytes taken from the source; the rest is zero. None: all of it."""
     serial: int
     """Number of copy instructions issued before."""
+    record: Record | None = None
+    index: Array | None = None
+    """Lane of each copy in `record`."""
 
 
 class AsyncCopies:
@@ -76,6 +80,7 @@ class AsyncCopies:
             read_at = ck.space_global.locate(read, source, co, ck)
         write_at = ck.space_shared.prepare(write, target, co, ck, write=True, fresh=True)
         lanes = self._lanes(co)
+        record = self._record(co, write, read, read_at, write_at, amount)
 
         def flat(value: Array) -> Array:
             return np.broadcast_to(value, co.shape).ravel()
@@ -83,18 +88,21 @@ class AsyncCopies:
         self._pending.append(
             _Copy(
                 write, lanes, self._group[lanes], flat(read_at), flat(write_at),
-                None if amount is None else flat(amount), self.serial,
+                None if amount is None else flat(amount), self.serial, record, np.arange(len(lanes)),
             )
         )  # fmt: skip
         self.serial += 1
 
-    def complete(self, lanes: Array, before: int) -> None:
-        """Complete the copies of the threads `lanes` among the first `before` instructions."""
+    def complete(self, lanes: Array, before: int, stamp: int | None = None) -> None:
+        """Complete the copies of the threads `lanes` among the first `before` instructions.
+
+        `stamp` is theirs for happens-before, if not that of the moment.
+        """
         remaining = []
         for copy in self._pending:
             done = np.isin(copy.lane, lanes) if copy.serial < before else np.zeros(len(copy.lane), bool)
             if done.any():
-                self._perform(_part(copy, done))
+                self._perform(_part(copy, done), stamp)
             if not done.all():
                 remaining.append(_part(copy, ~done) if done.any() else copy)
         self._pending = remaining
@@ -122,7 +130,7 @@ class AsyncCopies:
             remaining.append(copy)
         self._pending = remaining
 
-    def _perform(self, copy: _Copy) -> None:
+    def _perform(self, copy: _Copy, stamp: int | None = None) -> None:
         ck = self.chunk
         size, shift = copy.site.size, copy.site.shift
         data = ck.space_global.data[size].take(copy.source >> shift, mode="clip")
@@ -132,28 +140,30 @@ class AsyncCopies:
             data = np.ascontiguousarray(octets).view(data.dtype)[:, 0]
         index = copy.target >> shift
         shared = ck.space_shared
-        if shared.races is not None:
-            self._watch(copy)
+        if ck.order is not None and copy.index is not None:
+            ck.order.copy_done(copy.record, copy.index, stamp)
         shared.data[size][index] = data
         shared.shadow[1].reshape(-1)[(copy.target[:, None] + np.arange(size)).ravel()] = 1
         ck.progress += 1
 
-    def _watch(self, copy: _Copy) -> None:
-        """Show the writes to the race detector, as stores of the lanes that issued the copies."""
+    def _record(
+        self, co: Cohort, write: Site, read: Site, source: Array, target: Array, amount: Array | None
+    ) -> Record | None:
+        """Show a copy to happens-before, as one that its thread has under way."""
         ck = self.chunk
-        shared = ck.space_shared
-        real = copy.target < shared.banks * shared.stride  # lanes that faulted write past the banks
-        if shared.races is None or not real.any():
-            return
-        rows, threads = np.divmod(copy.lane[real], ck.launch.threads)
-        place = (copy.target[real] - rows * shared.stride)[None, :]
-        lanes = Cohort(ck, rows, threads, False, {})
-        low, high = int(place.min()), int(place.max()) + copy.site.size
-        shared.races.access(copy.site, True, place, None, low, high, lanes)
+        if ck.order is None:
+            return None
+        if not read.quiet and (amount is None or bool((amount > 0).all())):
+            ck.order.far(read, False, source, None, co)
+        space = ck.space_shared
+        if int(target.max()) >= space.banks * space.stride:  # lanes that faulted write past the banks
+            return None
+        return ck.order.copy_issued(write, np.broadcast_to(target, co.shape).ravel(), co)
 
 
 def _part(copy: _Copy, keep: Array) -> _Copy:
     return _Copy(
         copy.site, copy.lane[keep], copy.group[keep], copy.source[keep], copy.target[keep],
         None if copy.amount is None else copy.amount[keep], copy.serial,
+        copy.record, None if copy.index is None else copy.index[keep],
     )  # fmt: skip

@@ -42,6 +42,9 @@ def emit(e: Emitter, item: Instruction) -> bool:
         return _async_copy(e, item)
     if opcode == "cvta":
         return _convert_address(e, item)
+    if opcode in ("fence", "membar") and item.modifiers[:1] not in (("proxy",), ("mbarrier_init",)):
+        e.code.do(f"order_fence(co, ck, {e.context.global_name('I', item)})")
+        return True
     if opcode == "isspacep":
         return _is_space(e, item)
     if opcode == "createpolicy":

@@ -20,8 +20,8 @@ def emit(e: Emitter, item: Instruction) -> bool:
     """Translate `item`; False if it does not belong here."""
     m = item.modifiers
     if item.opcode == "fence" and m[:1] == ("proxy",) and len(m) > 1 and m[1].startswith("async"):
-        if m[2:] != ("global",):
-            e.code.do("proxy_fence(co, ck)")
+        which = {"global": "_global", "": ""}.get(m[2] if len(m) > 2 else "", "_shared")
+        e.code.do(f"proxy_fence{which}(co, ck)")
         return True
     if item.opcode == "tensormap":
         return _replace(e, item) if m[:1] == ("replace",) else _copy_map(e, item)

@@ -68,7 +68,7 @@ def emit(e: Emitter, item: Instruction) -> bool:
         e.put(item.operands[0], "u32", e.code.let("active_mask(co)"))
         return True
     if opcode in ("bar", "barrier") and m[:2] == ("warp", "sync"):
-        e.code.do(f"check_mask({_mask(e, item.operands[0])}, co, ck, {_here(e)})")
+        e.code.do(f"warp_barrier({_mask(e, item.operands[0])}, co, ck, {_here(e)})")
         return True
     return False
 

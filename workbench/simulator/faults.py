@@ -38,14 +38,15 @@ class _Group:
     address: int | None
     buffer: str | None
     count: int
+    fix: str = ""
 
 
 class FindingLog:
-    """Collects findings; one a rule and instruction, with a count."""
+    """Collects findings; one a rule and instruction (or pair of instructions), with a count."""
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        self._groups: dict[tuple[str, int], _Group] = {}
+        self._groups: dict[tuple[str, int, int], _Group] = {}
         self._instructions: dict[int, Instruction] = {}
 
     def __len__(self) -> int:
@@ -62,25 +63,28 @@ class FindingLog:
         address: int | None = None,
         buffer: str | None = None,
         count: int = 1,
+        other: Instruction | None = None,
+        fix: str = "",
     ) -> None:
         """Add an occurrence; the first one of a group says where."""
         line = item.line if item is not None else 0
-        group = self._groups.get((rule, line))
+        key = (rule, line, other.line if other is not None else 0)
+        group = self._groups.get(key)
         if group is not None:
             group.count += count
             return
         if item is not None:
             self._instructions[line] = item
-        self._groups[rule, line] = _Group(message, thread, address, buffer, count)
+        self._groups[key] = _Group(message, thread, address, buffer, count, fix)
 
     def merge(self, findings: tuple[Finding, ...]) -> None:
         """Add what another process found."""
         for f in findings:
-            key = (f.rule, f.ptx_line or 0)
+            key = (f.rule, f.ptx_line or 0, 0)
             if key in self._groups:
                 self._groups[key].count += f.count
             else:
-                self._groups[key] = _Group(f.message, f.thread, f.address, f.buffer, f.count)
+                self._groups[key] = _Group(f.message, f.thread, f.address, f.buffer, f.count, f.fix)
                 self._sources[f.ptx_line or 0] = f.source
 
     @property
@@ -92,7 +96,7 @@ class FindingLog:
     def findings(self) -> tuple[Finding, ...]:
         """Return the findings by place in the program."""
         out = []
-        for (rule, line), g in sorted(self._groups.items(), key=lambda x: (x[0][1], x[0][0])):
+        for (rule, line, _), g in sorted(self._groups.items(), key=lambda x: (x[0][1], x[0][0], x[0][2])):
             item = self._instructions.get(line)
             source = self._sources.get(line)
             if item is not None and item.loc is not None:
@@ -102,7 +106,7 @@ class FindingLog:
                     rule=rule,
                     severity=Severity.ERROR,
                     message=g.message,
-                    fix=FIXES.get(rule, ""),
+                    fix=g.fix or FIXES.get(rule, ""),
                     kernel=self.kernel,
                     ptx_line=line or None,
                     source=source,

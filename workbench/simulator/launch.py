@@ -19,6 +19,7 @@ from workbench.simulator.values import NUMPY
 
 if TYPE_CHECKING:
     from workbench.simulator.codegen import Program
+    from workbench.simulator.ordering.order import LaunchOrder
     from workbench.simulator.trace import Trace, Tracer
 
 Array = npt.NDArray[Any]
@@ -40,7 +41,7 @@ class SimulationOptions:
     """Check bounds, alignment and initialisation of every access. Without it only address faults that would
     leave the arena are prevented."""
     check_races: bool = True
-    """Look for races between warps on shared memory; see `workbench.simulator.races`."""
+    """Follow happens-before between threads and look for races; see `workbench.simulator.ordering`."""
     count_sectors: bool = False
     """Count 32-byte sectors of global accesses and shared-memory bank conflicts; costs time."""
     max_lane_instructions: int = 1 << 40
@@ -78,6 +79,10 @@ class Tally:
 class LaunchState:
     """One launch while it runs."""
 
+    order: LaunchOrder | None = None
+    """Happens-before between its threads; set up when first needed, shared by launches that run side by side."""
+    rank = 0
+    """Of several."""
     before: LaunchState | None = None
     """The launch whose completion `griddepcontrol.wait` waits for."""
     number = 0
@@ -125,6 +130,11 @@ class LaunchState:
         index = np.arange(self.threads, dtype=np.uint32)
         x, y, _ = block
         self.tid = {"x": index % x, "y": index // x % y, "z": index // (x * y)}
+
+    @property
+    def first_cta(self) -> int:
+        """What is added to the numbers of its CTAs to tell them from those of other launches and ranks."""
+        return (self.rank << 16 | self.number) << 32
 
     @property
     def progress(self) -> int:

@@ -168,14 +168,8 @@ class Mbarriers:
         if len(done):
             self.phase[done] += 1
             self.pending[done] = self.expected[done]
-            self._order(done)
-
-    def _order(self, slots: Array) -> None:
-        races = self.chunk.space_shared.races
-        if races is not None and len(slots):
-            rows = np.zeros(self.banks, bool)
-            rows[slots % self.banks] = True
-            races.pass_barrier(rows)
+            if self.chunk.order is not None:
+                self.chunk.order.mbarrier_complete(done)
 
     def signal(self, operation: Operation, chosen: Array) -> None:
         """Do what the completion of an asynchronous operation does to its barriers."""
@@ -191,6 +185,8 @@ class Mbarriers:
         slots = slots[known]
         if not len(slots):
             return
+        if self.chunk.order is not None:
+            self.chunk.order.completed(operation, chosen)
         if operation.transaction is not None:
             self.add_tx(slots, -operation.transaction[chosen][known])
         if operation.arrivals:
@@ -207,14 +203,12 @@ class Mbarriers:
     def test(self, site: Site, slots: Array, goal: Array | None, parity: Array | None, co: Cohort) -> Array:
         """Whether a phase is complete: the one numbered `goal`, or the last one of `parity`."""
         known = slots >= 0
-        phase = self.phase[slots]
+        # A barrier that was never initialised has no slot; where none has, there is no table either.
+        phase = self.phase[slots] if len(self.phase) else np.zeros(slots.shape, np.int64)
         done = phase > goal if goal is not None else (phase & 1) != parity
         done = done | ~known
         if not done.all():
             self._note(site, slots, phase, done, co)
-        if self.chunk.space_shared.races is not None:
-            passed = known & done
-            self._order(np.broadcast_to(slots, passed.shape)[passed])
         return done
 
     def stumble(self, done: Array) -> Array:
@@ -271,6 +265,8 @@ def init(site: Site, address: Array, count: Array, co: Cohort, ck: Chunk) -> Non
     known = slots >= 0
     again = np.zeros(shape, bool)
     again[known] = m.initialise(slots[known], number[known])
+    if ck.order is not None:
+        ck.order.mbarrier_reset(slots[known])
     if again.any():
         text = f"initialises {m.name(int(slots[again][0]))} again without mbarrier.inval"
         ck.report(RULE, site.instruction, text, co, again)
@@ -301,6 +297,8 @@ def arrive(
 
         before = m.phase[lanes].copy()
         names = m.name(int(lanes[0]))
+        if ck.order is not None:
+            ck.order.mbarrier_arrive(site.instruction, slots, co)
         token, over = m.arrive(lanes, flat(count), None if tx is None else flat(tx), drop)
         tokens[known] = token
         bad = np.zeros(co.lanes, bool)
@@ -335,14 +333,21 @@ def test(
     slots = m.locate(site, address, co)
     if parity:
         done = m.test(site, slots, None, state.astype(np.int64) & 1, co)
-        return m.stumble(done) if patient else done
+        return _passed(site, slots, m.stumble(done) if patient else done, co, ck)
     goal = (state >> _COUNT_BITS).astype(np.int64)
     old = (slots >= 0) & (m.phase[slots] > goal + 1)
     if old.any():
         text = "waits with the token of a phase that is neither the current one nor the one before"
         ck.report(RULE, site.instruction, text, co, old)
     done = m.test(site, slots, goal, None, co)
-    return m.stumble(done) if patient else done
+    return _passed(site, slots, m.stumble(done) if patient else done, co, ck)
+
+
+def _passed(site: Site, slots: Array, done: Array, co: Cohort, ck: Chunk) -> Array:
+    """Have threads whose wait succeeds be ordered after those that arrived."""
+    if ck.order is not None:
+        ck.order.mbarrier_wait(site.instruction, slots, done & (slots >= 0), co)
+    return done
 
 
 def pending_count(state: Array) -> Array:

@@ -23,6 +23,7 @@ from workbench.isa.ptx.model import Instruction
 from workbench.simulator.cohort import Cohort
 
 if TYPE_CHECKING:
+    from workbench.simulator.ordering.shadow import Spans
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
@@ -52,6 +53,8 @@ class Operation:
     ) -> None:
         self.item, self.lanes, self.slots = item, lanes, slots
         self.transaction, self.arrivals = transaction, arrivals
+        self.records: list[Spans] = []
+        """What its elements read and write, for happens-before."""
 
     def read(self, ck: Chunk, chosen: Array) -> None:
         """Take the sources of the elements `chosen` (indices); called once an element, before `apply`."""
@@ -136,6 +139,8 @@ class AsyncOperations:
             read: `.read`: only have the sources read.
         """
         if not self._queue:
+            if self.chunk.order is not None:
+                self.chunk.order.group_wait(co, read)
             return
         limit = np.full(len(self._group), -1, np.int64)
         lanes = lanes_of(co)
@@ -148,6 +153,8 @@ class AsyncOperations:
                 self._read(entry, due)
             else:
                 self._carry_out(entry, due)
+        if self.chunk.order is not None:
+            self.chunk.order.group_wait(co, read)
 
     def finish(self) -> None:
         """Complete everything: the launch ends."""
@@ -159,6 +166,8 @@ class AsyncOperations:
         if len(chosen):
             entry.unread[chosen] = False
             entry.operation.read(self.chunk, chosen)
+            if self.chunk.order is not None and entry.operation.slots is None:
+                self.chunk.order.completed(entry.operation, chosen, reads=True)
 
     def _carry_out(self, entry: _Entry, mask: Array) -> bool:
         chosen = np.flatnonzero(mask)
@@ -173,4 +182,6 @@ class AsyncOperations:
         ck.progress += 1
         if operation.slots is not None:
             ck.mbarriers.signal(operation, chosen)
+        elif ck.order is not None:
+            ck.order.completed(operation, chosen)
         return True

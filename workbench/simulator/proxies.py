@@ -87,6 +87,20 @@ class Proxies:
         )
 
 
+def proxy_fence_global(co: Cohort, ck: Chunk) -> None:
+    """fence.proxy.async on global memory alone."""
+    if ck.order is not None:
+        ck.order.proxy_fence(co, (2,))
+
+
+def proxy_fence_shared(co: Cohort, ck: Chunk) -> None:
+    """fence.proxy.async on shared memory alone."""
+    if ck.space_shared.proxies is not None:
+        ck.space_shared.proxies.fence(co.ctas)
+    if ck.order is not None:
+        ck.order.proxy_fence(co, (1,))
+
+
 def needed(kernel: Kernel) -> bool:
     """Whether a kernel reads shared memory through the async proxy at all."""
     return any(reads_asynchronously(i) for i in kernel.instructions)
@@ -96,6 +110,12 @@ def proxy_fence(co: Cohort, ck: Chunk) -> None:
     """fence.proxy.async on shared memory."""
     if ck.space_shared.proxies is not None:
         ck.space_shared.proxies.fence(co.ctas)
+    if ck.order is not None:
+        ck.order.proxy_fence(co, (1, 2))
 
 
-NAMES: dict[str, Any] = {"proxy_fence": proxy_fence}
+NAMES: dict[str, Any] = {
+    "proxy_fence": proxy_fence,
+    "proxy_fence_global": proxy_fence_global,
+    "proxy_fence_shared": proxy_fence_shared,
+}

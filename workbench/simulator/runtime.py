@@ -218,7 +218,22 @@ _STORES = {
     "param": _store_param,
 }
 
+def order_fence(co: Any, ck: Any, item: Instruction) -> None:
+    """Fence and membar."""
+    if ck.order is not None:
+        ck.order.fence(co, item)
+
+
+def warp_barrier(mask: Array | None, co: Any, ck: Any, item: Instruction) -> None:
+    """bar.warp.sync."""
+    warp.check_mask(mask, co, ck, item)
+    if ck.order is not None:
+        ck.order.warp_barrier(co, mask)
+
+
 NAMES: dict[str, Any] = {
+    "order_fence": order_fence,
+    "warp_barrier": warp_barrier,
     "FP": FLAGS,
     "canonical_f32": canonicalise_f32,
     "canonical_f64": canonicalise_f64,

@@ -25,8 +25,8 @@ from workbench.simulator.memory import BASE
 from workbench.simulator.multimem import describe, is_multicast
 from workbench.simulator.pending import AsyncOperations
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
+from workbench.simulator.ordering.order import order_of
 from workbench.simulator.proxies import Proxies, needed
-from workbench.simulator.races import RaceDetector
 from workbench.simulator.special import special
 from workbench.simulator.stuck import report_deadlock
 from workbench.simulator.tcgen05 import TensorCores
@@ -55,14 +55,12 @@ class Chunk:
         program = launch.program
         shared = program.shared_static + launch.shared_dynamic
         self.space_shared = BankedSpace(len(ctas), shared, "shared")
-        if shared and self.options.check_memory and needed(program.kernel):
+        if shared and self.options.check_memory and not self.options.check_races and needed(program.kernel):
             self.space_shared.proxies = Proxies(len(ctas), self.space_shared.stride)
         self.space_local = BankedSpace(
             len(ctas) * launch.threads if program.local_bytes else 1, program.local_bytes, "local"
         )
-        sizes = [s.size for s in program.context.sites if s.space in ("shared", "generic")]
-        if self.options.check_races and shared and sizes and launch.warps > 1 and not program.spins:
-            self.space_shared.races = RaceDetector(self, self.space_shared, min(sizes))
+        self.order = self.space_shared.order = order_of(self, launch)
         self.alive = np.ones((len(ctas), launch.threads), bool)
         self.exited = False
         self.barriers = Barriers(self)
@@ -450,12 +448,28 @@ class Chunk:
         which = ",".join(str(int(self.launch.tid[a][thread])) for a in "xyz")
         return f"{self.launch.prefix}cta=({where}) thread=({which})"
 
-    def report(self, rule: str, item: Instruction | None, message: str, co: Cohort, bad: Array) -> None:
-        """Add a finding about the lanes `bad` (bool, broadcastable to the cohort's shape)."""
+    def report(
+        self, rule: str, item: Instruction | None, message: str, co: Cohort, bad: Array, *,
+        other: Instruction | None = None, fix: str = "", buffer: str | None = None,
+    ) -> None:  # fmt: skip
+        """Add a finding about the lanes `bad` (bool, broadcastable to the cohort's shape).
+
+        Args:
+            rule: its id.
+            item: the instruction.
+            message: what can go wrong.
+            co: the lanes.
+            bad: which of them.
+            other: the second instruction of a pair.
+            fix: what to do, if not what the rule says.
+            buffer: the buffer concerned.
+        """
         thread, count, _ = self._first(co, bad)
         if self.launch.tracer is not None:
             self.launch.tracer.finding(rule, item, co, self, bad)
-        self.launch.log.add(rule, item, message, thread=thread, count=count)
+        self.launch.log.add(
+            rule, item, message, thread=thread, count=count, other=other, fix=fix, buffer=buffer
+        )
 
     def fault(self, rule: str, site: Site, co: Cohort, bad: Array, address: Array) -> None:
         """Add a finding about memory accesses of the lanes `bad` at `address`."""

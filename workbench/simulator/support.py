@@ -265,7 +265,7 @@ def module_text(line: str) -> str:
 
 
 def status(line: str) -> tuple[str, str]:
-    """Return what becomes of an instruction: `modelled`, `no effect` or `refused`, and why it is refused."""
+    """Return what becomes of an instruction and why: `modelled`, `ordering only`, `no effect` or `refused`."""
 
     def source(text: str) -> str:
         module = parse(module_text(text))
@@ -282,6 +282,8 @@ def status(line: str) -> tuple[str, str]:
         return "refused", "not read"
     made = writes(parse(module_text(line)).kernels[0].instructions[0])
     idle = here == source("brkpt;") and (not made or line.startswith("createpolicy"))
+    if "order_fence(" in here or "proxy_fence" in here or "warp_barrier(" in here:
+        return "ordering only", ""
     return ("no effect" if idle else "modelled"), ""
 
 
@@ -293,7 +295,8 @@ def page() -> str:
         "Made by `python -m workbench.simulator.support`, which translates an example of each form; "
         "do not edit.",
         "",
-        "*modelled*: executed, with its findings. *no effect*: accepted; it changes no value here, "
+        "*modelled*: executed, with its findings. *ordering only*: changes no value; happens-before and the "
+        "async proxy\nare followed through it. *no effect*: accepted; it changes no value here, "
         "and what it"
         " orders is the\nbusiness of the ordering checks. *refused*: the simulator stops and names the"
         " instruction. Forms that differ only in cache\nhints, order and scope are not listed one by one.",

@@ -63,6 +63,8 @@ class _Commit(Operation):
         """Carry out what the threads issued before."""
         for k in chosen.tolist():
             self.owner.complete(int(self.lanes[k]), int(self.marks[k]))
+            if ck.order is not None and self.slots is not None:
+                ck.order.committed(int(self.lanes[k]), int(self.slots[k]))
 
 
 class TensorCores:
@@ -334,7 +336,10 @@ class TensorCores:
         queue = self._queues.get(lane)
         while queue and self._done.get(lane, 0) < mark:
             self._done[lane] = self._done.get(lane, 0) + 1
-            queue.pop(0).run(self)
+            work = queue.pop(0)
+            work.run(self)
+            if self.chunk.order is not None and work.records:
+                self.chunk.order.operands_read(work.records)
         if not queue:
             self._queues.pop(lane, None)
 

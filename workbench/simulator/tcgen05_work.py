@@ -27,6 +27,7 @@ from workbench.simulator.tcgen05_descriptors import (
 from workbench.simulator.tmem import COLUMNS, COPY_SHAPES, LANES, TensorMemory, copy_lanes, split_address
 
 if TYPE_CHECKING:
+    from workbench.simulator.ordering.shadow import Spans
     from workbench.simulator.scheduler import Chunk
     from workbench.simulator.tcgen05 import TensorCores
 
@@ -85,6 +86,8 @@ class Work:
         self.item, self.cta, self.thread, self.ctas = item, cta, thread, ctas
         self.writes: list[Region] = []
         self.touches: list[Region] = []
+        self.records: list[Spans] = []
+        """What it reads in shared memory, for happens-before."""
         self._seen: dict[tuple[int, str], Array] = {}
         self._flags: dict[int, Array] = {}
         """Which bytes of a copy's source were written, by CTA; (pieces, 16)."""
@@ -135,12 +138,17 @@ class Work:
         raw = self._shared(cores, cta, where, name)
         if raw is not None:
             self._seen[cta, name] = raw
+            ck = cores.chunk
+            if ck.order is not None:
+                index = (where.at + (cta * ck.space_shared.stride - SHARED_BASE)) >> 4
+                lanes = np.array([self.cta * ck.launch.threads + self.thread])
+                self.records += ck.order.operands(self.item, lanes, "mma", [index])
         return raw is not None
 
     def _fetch(self, cores: TensorCores, cta: int, where: Pieces, name: str) -> Array:
         raw = self._shared(cores, cta, where, name)
         assert raw is not None
-        if not np.array_equal(raw, self._seen[cta, name]):
+        if not self.records and not np.array_equal(raw, self._seen[cta, name]):
             text = (
                 f"{name} changes in shared memory before the instruction is known to be done: no wait for an "
                 "mbarrier that a tcgen05.commit after it signals"

@@ -320,7 +320,7 @@ class TensorStore(Operation):
             flags = np.ascontiguousarray(space.shadow[size].take(index)).view(np.uint8)
             inside = flags.reshape(tile.box.shape)[tile.window.inside]
             changed = (self._issued[k].reshape(tile.box.shape) != self._blocks[k])[tile.window.inside]
-            if changed.any():
+            if changed.any() and not self.records:
                 one = cohort_of(ck, self.lanes[k : k + 1])
                 text = (
                     "the source of a tensor copy changes in shared memory before the copy has read it: no "
@@ -428,13 +428,47 @@ def tensor_load(
         return
     which = np.array([e[0] for e in elements])
     ck.launch.async_bytes += sum(t.box.nbytes for k in set(which.tolist()) for t, _ in _pieces(groups, k))
-    ck.asyncs.issue(
-        TensorLoad(
-            where, lanes[which], np.array([e[3] for e in elements], np.int64), [e[1] for e in elements],
-            np.array([e[2] for e in elements], np.int64),
-            offsets[which] + np.array([e[4] for e in elements], np.int64), ck,
-        )
+    operation = TensorLoad(
+        where, lanes[which], np.array([e[3] for e in elements], np.int64), [e[1] for e in elements],
+        np.array([e[2] for e in elements], np.int64),
+        offsets[which] + np.array([e[4] for e in elements], np.int64), ck,
     )  # fmt: skip
+    _order(operation, ck, load=True)
+    ck.asyncs.issue(operation)
+
+
+def _order(operation: TensorLoad | TensorStore, ck: Chunk, *, load: bool) -> None:
+    """Show what an operation reads and writes to happens-before."""
+    if ck.order is None:
+        return
+    tiles = operation.tiles
+    items = [
+        _index(tile, row, offset, ck)
+        for tile, row, offset in zip(
+            tiles, operation.rows.tolist(), operation.offsets.tolist(), strict=True
+        )
+    ]
+    if not load:
+        ck.order.items(operation, False, items)
+    starts, sizes, elements = [], [], []
+    for k, tile in enumerate(tiles):
+        a = ck.launch.memory.find(tile.start)
+        shape = tile.window.shape
+        if not shape or a is None or not a.writable:
+            continue
+        at = np.zeros(shape[:-1], np.int64)
+        for axis, (count, step) in enumerate(zip(shape[:-1], tile.window.steps[:-1], strict=True)):
+            at += (np.arange(count) * step).reshape([-1 if i == axis else 1 for i in range(at.ndim)])
+        starts.append(at.ravel() + tile.start)
+        sizes.append(np.full(at.size, shape[-1], np.int64))
+        elements.append(np.full(at.size, k))
+    if starts:
+        ck.order.extents(
+            operation, not load, False, np.concatenate(starts), np.concatenate(sizes),
+            np.concatenate(elements), atomic=not load and bool(operation.reduction),  # type: ignore[union-attr]
+        )  # fmt: skip
+    if load:
+        ck.order.items(operation, True, items)
 
 
 def tensor_store(
@@ -465,7 +499,9 @@ def tensor_store(
         at = offsets[which] + np.array([p[2] for p in pieces], np.int64)
         ck.launch.async_bytes += sum(t.box.nbytes for t in good)
         _check_fence(where, good, which, rows[which], at, co, ck)
-        ck.asyncs.issue(TensorStore(where, lanes_of(co)[which], good, rows[which], at, reduction, ck))
+        operation = TensorStore(where, lanes_of(co)[which], good, rows[which], at, reduction, ck)
+        _order(operation, ck, load=False)
+        ck.asyncs.issue(operation)
 
 
 def _check_fence(

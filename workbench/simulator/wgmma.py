@@ -36,6 +36,7 @@ from workbench.simulator.matrix import (
 from workbench.simulator.warp import Lanes, lanes_of
 
 if TYPE_CHECKING:
+    from workbench.simulator.ordering.shadow import Spans
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
@@ -90,6 +91,8 @@ class _Pending:
     """Whether D is added."""
     before: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     """Operands in shared memory at issue, by operand, CTA and descriptor."""
+    records: list[Spans] = field(default_factory=list)
+    """What is read in shared memory, for happens-before."""
 
     def part(self, keep: Array) -> _Pending:
         """Return the operations of some warps."""
@@ -228,6 +231,10 @@ class Warpgroups:
             if done.any():
                 now = p if done.all() else p.part(done)
                 self._perform(now)
+                if self.chunk.order is not None:
+                    for r in now.records:
+                        rows = now.warps // self.chunk.launch.warps
+                        self.chunk.order.operands_read([r], np.flatnonzero(np.isin(r.ctas, rows)))
                 self._count(now.accumulator)[now.warps] -= 1
                 if now.left >= 0:
                     self._count(now.left)[now.warps] -= 1
@@ -238,6 +245,9 @@ class Warpgroups:
                 p = p.part(~done)
             remaining.append(p)
         self.pending = remaining
+        if self.chunk.order is not None:
+            warp = ids % self.chunk.launch.warps
+            self.chunk.order.warpgroups_wait(ids // self.chunk.launch.warps, warp // 4 * 128)
         self.chunk.progress += 1
         return self._deliver(sets, values, finished, ids, w, co)
 
@@ -345,14 +355,25 @@ class Warpgroups:
             for some, address in self._addresses(p, which_operand, distinct):
                 ctas = distinct[some, 0].astype(np.int64)
                 at = (address - SHARED_BASE + (ctas * space.stride)[:, None, None]) >> 4
+                self._order(p, at, ctas)
                 raw = space.data[PIECE].take(at, mode="clip")
                 for k, (cta, descriptor) in enumerate(distinct[some]):
                     p.before[which_operand, int(cta), int(descriptor)] = raw[k].tobytes()
 
+    def _order(self, p: _Pending, at: Array, ctas: Array) -> None:
+        """Show what is read to happens-before, as read by the warp group of the first warp of each CTA."""
+        order = self.chunk.order
+        if order is None:
+            return
+        warps = self.chunk.launch.warps
+        mine = [int(p.warps[np.flatnonzero(p.warps // warps == cta)[0]]) % warps // 4 * 128 for cta in ctas.tolist()]
+        lanes = ctas * self.chunk.launch.threads + np.array(mine)
+        p.records += order.operands(p.item, lanes, "wgmma", list(at))
+
     def _compare(self, p: _Pending, which_operand: str, keys: Array, raw: Array) -> None:
         for k, (cta, descriptor) in enumerate(keys):
             before = p.before.get((which_operand, int(cta), int(descriptor)))
-            if before is not None and before != raw[k].tobytes():
+            if before is not None and before != raw[k].tobytes() and not p.records:
                 text = (
                     f"operand {which_operand.upper()} in shared memory changes between this wgmma and the "
                     "wgmma.wait_group that covers it"

@@ -1,0 +1,1 @@
+"""Happens-before in a simulated launch: who knows of whose accesses, and what that lets race."""

@@ -1,0 +1,790 @@
+"""What a chunk tells of its accesses and its synchronization, and the findings that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.isa.ptx.model import Instruction
+from workbench.simulator.access import Site
+from workbench.simulator.ordering.clocks import FOREVER, Clocks, Objects, TooFineError, World
+from workbench.simulator.ordering.flags import Flags, fence
+from workbench.simulator.ordering.rules import RELAXED_CLUSTER, WAITED, judge, sentence
+from workbench.simulator.ordering.shadow import CLUSTER, CTA, GPU, SYS, Clash, Kind, Record, Region, Spans
+
+if TYPE_CHECKING:
+    from workbench.simulator.cohort import Cohort
+    from workbench.simulator.launch import LaunchState
+    from workbench.simulator.memory import Allocation
+    from workbench.simulator.pending import Operation
+    from workbench.simulator.scheduler import Chunk
+
+Array = npt.NDArray[Any]
+BARRIERS = 16
+_SCOPES = {"cta": CTA, "cluster": CLUSTER, "gpu": GPU, "sys": SYS, "gl": GPU}
+
+
+def scope_of(item: Instruction, default: int) -> int:
+    """Return the scope an instruction names."""
+    for m in item.modifiers:
+        if m in _SCOPES:
+            return _SCOPES[m]
+    return default
+
+
+def kind_of(item: Instruction, write: bool, space: str) -> Kind:
+    """Say what matters of a load, store or atomic operation."""
+    m = item.modifiers
+    atomic = item.opcode in ("atom", "red") or (item.opcode == "multimem" and "red" in m)
+    scope = 0
+    if atomic:
+        scope = scope_of(item, GPU)
+    elif "volatile" in m or "mmio" in m:
+        scope = SYS
+    elif "relaxed" in m or "acquire" in m or "release" in m:
+        scope = scope_of(item, SYS)
+    both = "acq_rel" in m
+    return Kind(
+        item, write, scope, atomic, release="release" in m or both,
+        acquire=("acquire" in m or both) and item.opcode != "red",
+        readonly="nc" in m and item.opcode == "ld", space=space,
+    )  # fmt: skip
+
+
+class LaunchOrder:
+    """Happens-before of one launch; of several that run side by side if they share one."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.flags = Flags()
+        self._regions: dict[int, Region | None] = {}
+        self._unit = 16
+
+    def unit(self, sites: Sequence[Site]) -> None:
+        """Take note of the sizes of a program's accesses to global memory."""
+        if not self._regions:
+            sizes = [s.size for s in sites if s.space in ("global", "generic")]
+            self._unit = min([self._unit, *sizes])
+
+    def region(self, a: Allocation) -> Region | None:
+        """Return the region of a buffer; None if no kernel may write it."""
+        if a.start not in self._regions:
+            count = -(-a.size // self._unit) + 32
+            self._regions[a.start] = Region(count, self._unit, a.name) if a.writable else None
+        return self._regions[a.start]
+
+
+class ChunkOrder:
+    """Happens-before of one chunk.
+
+    Args:
+        chunk: the chunk; its shared memory and its threads.
+        launch: what the chunks of a launch share.
+        layers: 3 if the kernel has asynchronous reads, else 1.
+    """
+
+    def __init__(self, chunk: Chunk, launch: LaunchOrder, layers: int) -> None:
+        self.chunk, self.launch = chunk, launch
+        x, y, z = chunk.launch.cluster
+        self.clocks = Clocks(
+            launch.world, chunk.ctas + chunk.launch.first_cta, chunk.launch.threads, layers, x * y * z,
+            chunk.launch.rank,
+        )  # fmt: skip
+        sites = chunk.launch.program.context.sites
+        launch.unit(sites)
+        space = chunk.space_shared
+        unit = min([16, *(s.size for s in sites if s.space in ("shared", "cluster", "generic"))])
+        self.unit = unit
+        self.stride = space.stride // unit
+        self.shared = Region(space.banks * self.stride + 32, unit, None, self.stride) if space.size else None
+        self.global_atomics = False
+        self.off = False
+        """The threads differ too much to be followed."""
+        self.early = False
+        """The last load came before an asynchronous write was complete, and a finding says so."""
+        self._kinds: dict[tuple[int, bool, str], Kind] = {}
+        self._barriers: Objects | None = None
+        self._cluster: Objects | None = None
+        self._relaxed: dict[int, dict[int, Array]] = {}
+        self._filling: Objects | None = None
+        self._done: Objects | None = None
+        self._narrow: dict[int, dict[int, Array]] = {}
+        self._narrow_done: dict[int, dict[int, Array]] = {}
+        self._agents: dict[Any, int] = {}
+        self._waited: dict[int, set[int]] = {}
+
+    # -- accesses --------------------------------------------------------------------------------
+
+    def _kind(self, site: Site, write: bool, space: str) -> Kind:
+        key = (id(site.instruction), write, space)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = kind_of(site.instruction, write, space)
+        return kind
+
+    def near(
+        self, site: Site, write: bool, i: Array, value: Array | None, low: int, high: int, co: Cohort,
+        rows: Array | None = None, kind: Kind | None = None,
+    ) -> Record | None:  # fmt: skip
+        """A load or store of shared memory, before it takes place.
+
+        Args:
+            site: the instruction.
+            write: it is a store.
+            i: offsets in the banks.
+            value: what is stored, None if that is not to be looked at.
+            low: first byte of the banks touched.
+            high: byte after the last.
+            co: the lanes.
+            rows: bank of each lane if it is not its own CTA's.
+            kind: of the access, if the instruction does not tell.
+        """
+        region = self.shared
+        if self.off or region is None:
+            return None
+        kind = kind or self._kind(site, write, "shared")
+        self.early = False
+        unit = self.unit
+        place = i // unit if unit > 1 else i
+        stride = self.stride
+        if rows is not None:
+            place, stride = place + rows * stride, 0
+        r = Record(kind, self.clocks, co, place, max(1, site.size // unit), low // unit, -(-high // unit), stride)
+        r.remote = rows is not None
+
+        def unchanged() -> Array:
+            space = self.chunk.space_shared
+            at = np.broadcast_to(place + (co.rows() * stride if stride else 0), co.shape).ravel() * unit
+            return _same(space.data[site.size], at >> site.shift, value, co)
+
+        self._access(region, r, unchanged if value is not None else None)
+        if kind.scope:
+            bank = rows if rows is not None else co.rows()
+            spaces = np.broadcast_to(self.clocks.ctas[bank] + 1, co.shape).ravel()
+            self._strong(kind, spaces, np.broadcast_to(i, co.shape).ravel(), co)
+        return r
+
+    def far(self, site: Site, write: bool, i: Array, value: Array | None, co: Cohort) -> None:
+        """A load or store of global memory at arena offsets `i`, before it takes place."""
+        if self.off:
+            return
+        low, high = int(i.min()), int(i.max())
+        memory = self.chunk.launch.memory
+        a = memory.find(low)
+        if a is None or high + site.size > a.end:
+            self._several(site, write, i, value, co)
+            return
+        region = self.launch.region(a)
+        if region is None:
+            if site.low <= site.high:
+                site.quiet = True
+            return
+        unit = region.unit
+        kind = self._kind(site, write, "global")
+        place = (i - a.start) // unit if unit > 1 else i - a.start
+        r = Record(
+            kind, self.clocks, co, place, max(1, site.size // unit), (low - a.start) // unit,
+            -(-(high + site.size - a.start) // unit), 0,
+        )  # fmt: skip
+
+        def unchanged() -> Array:
+            space = self.chunk.space_global
+            at = np.broadcast_to(i, co.shape).ravel()
+            return _same(space.data[site.size], at >> site.shift, value, co)
+
+        self._access(region, r, unchanged if value is not None else None)
+        if kind.scope:
+            spaces = np.zeros(co.lanes, np.int64)
+            self._strong(kind, spaces, np.broadcast_to(i, co.shape).ravel(), co)
+
+    def _several(self, site: Site, write: bool, i: Array, value: Array | None, co: Cohort) -> None:
+        """An access to several buffers; lanes that faulted are at offset 0."""
+        lanes = np.broadcast_to(i, co.shape)
+        values = np.broadcast_to(value, co.shape) if value is not None else None
+        for a in self.chunk.launch.memory.allocations:
+            inside = (lanes >= a.start) & (lanes + site.size <= a.end)
+            if not inside.any():
+                continue
+            some = co.select(inside, frozenset()) if not inside.all() else co
+            self.far(
+                site, write, lanes[inside].reshape(some.shape),
+                values[inside].reshape(some.shape) if values is not None else None, some,
+            )  # fmt: skip
+            site.quiet = False
+
+    def _access(
+        self, region: Region, r: Record, unchanged: Callable[[], Array] | None, *, keep: bool = True,
+        layer: int = 0,
+    ) -> None:  # fmt: skip
+        for clash in region.access(r, keep=keep, unchanged=unchanged, layer=layer):
+            self._report(clash, region)
+        if r.kind.write:
+            region.wrote(r)
+
+    def _strong(self, kind: Kind, spaces: Array, at: Array, co: Cohort) -> None:
+        try:
+            if kind.atomic:
+                return
+            if kind.write:
+                self.launch.flags.write(kind, False, spaces, at, co, self.clocks)
+            else:
+                self.launch.flags.read(kind, spaces, at, co, self.clocks)
+        except TooFineError:
+            self.off = True
+
+    def atomic(
+        self, site: Site, space: str, at: Array, wrote: Array, wanted: bool, co: Cohort, rows: Array | None
+    ) -> None:
+        """An atomic operation, after its effect.
+
+        Args:
+            site: the instruction.
+            space: `shared` or `global`.
+            at: byte offsets: in the banks, or in the arena.
+            wrote: which lanes have written: not those of a compare-and-swap that failed.
+            wanted: the old value is returned.
+            co: the lanes.
+            rows: bank of each lane, see `near`.
+        """
+        if self.off:
+            return
+        kind = self._kind(site, True, space)
+        at = np.broadcast_to(at, co.shape)
+        if space == "shared":
+            self.near(site, True, at, None, int(at.min()), int(at.max()) + site.size, co, rows)
+            bank = rows if rows is not None else co.rows()
+            spaces = np.broadcast_to(self.clocks.ctas[bank] + 1, co.shape).ravel()
+        else:
+            self.far(site, True, at, None, co)
+            spaces = np.zeros(co.lanes, np.int64)
+        flags, clocks = self.launch.flags, self.clocks
+        flat = at.ravel()
+        busy = kind.release or bool(clocks.fence_time.any())
+        try:
+            if not busy and not (wanted and flags.locations):
+                return
+            if not wanted:
+                flags.write(kind, True, spaces, flat, co, clocks)
+            elif co.lanes > 1024:
+                flags.read(kind, spaces, flat, co, clocks)
+                flags.write(kind, True, spaces, flat, co, clocks)
+            else:
+                threads = np.broadcast_to(co.columns(), co.shape).ravel().tolist()
+                banks = np.broadcast_to(co.rows(), co.shape).ravel().tolist()
+                for s, a, t, r, w in zip(
+                    spaces.tolist(), flat.tolist(), threads, banks, wrote.ravel().tolist(), strict=True
+                ):
+                    flags.exchange(kind, (s, a), t, r, clocks, w)
+        except TooFineError:
+            self.off = True
+
+    def _report(self, clash: Clash, region: Region) -> None:
+        verdict = judge(clash, region)
+        n = clash.later
+        if bool((clash.earlier.stamp(clash.others[:1]) == FOREVER).all()) and not n.kind.write:
+            if verdict.rule == "race" and self.chunk.options.check_memory and not n.kind.agent:
+                return  # what is under way counts as unwritten, and a finding about that follows
+            self.early = True
+        rows, threads = n.by if isinstance(n, Spans) else n.lanes()
+        lanes = np.unique(clash.lanes)
+        from workbench.simulator.cohort import Cohort
+
+        one = Cohort(self.chunk, rows[lanes], threads[lanes], False, {})
+        self.chunk.report(
+            verdict.rule, n.kind.item, sentence(clash, region, verdict, self.chunk), one,
+            np.ones((1, 1), bool), other=clash.earlier.kind.item, fix=verdict.fix, buffer=region.name,
+        )  # fmt: skip
+
+    # -- fences and barriers -----------------------------------------------------------------------
+
+    def fence(self, co: Cohort, item: Instruction) -> None:
+        """fence and membar."""
+        if self.off:
+            return
+        m = item.modifiers
+        scope = scope_of(item, SYS)
+        try:
+            fence(
+                self.clocks, co, scope, release="acquire" not in m, acquire="release" not in m
+            )
+        except TooFineError:
+            self.off = True
+
+    def proxy_fence(self, co: Cohort, layers: tuple[int, ...]) -> None:
+        """fence.proxy.async of shared memory (1), global memory (2)."""
+        if self.off or self.clocks.layers == 1:
+            return
+        try:
+            self.clocks.proxy_fence(co, layers)
+        except TooFineError:
+            self.off = True
+
+    def warp_barrier(self, co: Cohort, mask: Array | None) -> None:
+        """bar.warp.sync."""
+        if self.off:
+            return
+        members = None
+        if mask is not None:
+            members = np.broadcast_to(mask, co.shape).ravel().astype(np.int64)
+        try:
+            self.clocks.warp_barrier(co, members)
+        except TooFineError:
+            self.off = True
+
+    def arrive(self, co: Cohort, number: int) -> None:
+        """Threads arrive at a named barrier of their CTA."""
+        if self.off:
+            return
+        if self._barriers is None:
+            self._barriers = Objects(self.clocks, len(self.clocks.ctas) * BARRIERS)
+        try:
+            rows, classes = self.clocks.groups(co)
+        except TooFineError:
+            self.off = True
+            return
+        vector = self.clocks.release(rows, classes)
+        self._barriers.put(rows * BARRIERS + number, rows, rows, classes, vector)
+
+    def pass_barrier(self, number: int, complete: Array, free: list[Cohort]) -> None:
+        """The barrier is complete in some CTAs (bool, one a row): the cohorts `free` go on."""
+        if self.off or self._barriers is None:
+            return
+        try:
+            for co in free:
+                rows, classes = self.clocks.groups(co)
+                self._barriers.take(rows * BARRIERS + number, rows, rows, classes)
+        except TooFineError:
+            self.off = True
+            return
+        self._barriers.clear(np.flatnonzero(complete) * BARRIERS + number)
+        self._settle(free)
+
+    def _settle(self, free: list[Cohort]) -> None:
+        if self.shared is not None and sum(c.lanes for c in free) == int(self.chunk.alive.sum()):
+            self.shared.settle(self.clocks)
+
+    # -- clusters ----------------------------------------------------------------------------------
+
+    def cluster_arrive(self, co: Cohort, relaxed: bool) -> None:
+        """barrier.cluster.arrive."""
+        if self.off:
+            return
+        size = self.clocks.cluster
+        if self._cluster is None:
+            self._cluster = Objects(self.clocks, -(-len(self.clocks.ctas) // size))
+        try:
+            rows, classes = self.clocks.groups(co)
+        except TooFineError:
+            self.off = True
+            return
+        targets = rows // size
+        if relaxed:
+            for r, c, t in zip(rows.tolist(), classes.tolist(), targets.tolist(), strict=True):
+                clock = self.clocks.peek(r, c)
+                self._relaxed[t] = self.clocks.world.join(self._relaxed.get(t), clock)
+            return
+        vector = self.clocks.release(rows, classes)
+        self._cluster.put(targets, targets * size, rows, classes, vector)
+
+    def cluster_pass(self, done: Array, free: list[Cohort]) -> None:
+        """The cluster barrier is complete in clusters `done` (bool); the cohorts `free` go on, now or later."""
+        if self.off or self._cluster is None:
+            return
+        size = self.clocks.cluster
+        try:
+            for co in free:
+                rows, classes = self.clocks.groups(co)
+                self._cluster.take(rows // size, rows // size * size, rows, classes)
+                for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
+                    clock = self._relaxed.get(r // size)
+                    if clock:
+                        self.note(r, c, RELAXED_CLUSTER, clock)
+        except TooFineError:
+            self.off = True
+            return
+        self._settle(free)
+
+    def note(self, row: int, c: int, key: str, clock: dict[int, Array]) -> None:
+        """Remember a clock that a class would know had the synchronization been in order."""
+        notes = dict(self.clocks.notes.get((row, c), {}))
+        notes[key] = self.clocks.world.join(notes.get(key), clock)
+        self.clocks.notes[row, c] = notes
+
+    # -- mbarriers ---------------------------------------------------------------------------------
+
+    def _phases(self) -> tuple[Objects, Objects]:
+        count = len(self.chunk.mbarriers.live)
+        if self._filling is None or self._done is None:
+            self._filling, self._done = Objects(self.clocks, count), Objects(self.clocks, count)
+        self._filling.extend(count)
+        self._done.extend(count)
+        return self._filling, self._done
+
+    def copies_arrive(self, item: Instruction, slots: Array, co: Cohort) -> int:
+        """cp.async.mbarrier.arrive; return the stamp of the copies it waits for.
+
+        It counts as a release of its thread when it is issued: its phase cannot complete before the copies.
+        """
+        self.mbarrier_arrive(item, slots, co)
+        return self.clocks.world.time.now - 1
+
+    def mbarrier_arrive(self, item: Instruction, slots: Array, co: Cohort) -> None:
+        """Threads arrive at mbarriers; `slots` is (lanes,), -1 for none."""
+        if self.off or "relaxed" in item.modifiers:
+            return
+        filling, _ = self._phases()
+        banks = self.chunk.mbarriers.banks
+        try:
+            rows, classes, targets = self.clocks.groups_by_target(co, slots)
+        except TooFineError:
+            self.off = True
+            return
+        if not len(rows):
+            return
+        homes = targets % banks
+        vector = self.clocks.release(rows, classes)
+        near = homes == rows
+        if scope_of(item, CTA) >= CLUSTER or near.all():
+            filling.put(targets, homes, rows, classes, vector)
+            return
+        filling.put(targets[near], homes[near], rows[near], classes[near], vector[:, near])
+        world = self.clocks.world
+        for k in np.flatnonzero(~near).tolist():
+            clock = {int(self.clocks.ctas[rows[k]]): vector[:, k].copy()}
+            clock = world.join(self.clocks.foreign.get((int(rows[k]), int(classes[k]))), clock)
+            t = int(targets[k])
+            self._narrow[t] = world.join(self._narrow.get(t), clock)
+
+    def mbarrier_reset(self, slots: Array) -> None:
+        """mbarriers are set up anew."""
+        if self.off:
+            return
+        filling, done = self._phases()
+        filling.clear(slots)
+        done.clear(slots)
+        for t in slots.tolist():
+            self._narrow.pop(t, None)
+            self._narrow_done.pop(t, None)
+
+    def mbarrier_complete(self, slots: Array) -> None:
+        """A phase is complete."""
+        if self.off:
+            return
+        filling, done = self._phases()
+        filling.move(slots, done)
+        if self._narrow or self._narrow_done:
+            for t in slots.tolist():
+                self._narrow_done[t] = self._narrow.pop(t, {})
+
+    def mbarrier_wait(self, item: Instruction, slots: Array, passed: Array, co: Cohort) -> None:
+        """Threads find a phase complete."""
+        if self.off or not passed.any():
+            return
+        if "relaxed" in item.modifiers:
+            return
+        _, done = self._phases()
+        banks = self.chunk.mbarriers.banks
+        where = np.broadcast_to(np.where(passed, slots, -1), co.shape).ravel()
+        try:
+            rows, classes, targets = self.clocks.groups_by_target(co, where)
+        except TooFineError:
+            self.off = True
+            return
+        if not len(rows):
+            return
+        done.take(targets, targets % banks, rows, classes)
+        wide = scope_of(item, CTA) >= CLUSTER
+        notes = self.clocks.notes
+        for r, c, t in zip(rows.tolist(), classes.tolist(), targets.tolist(), strict=True):
+            mine = notes.get((r, c), {})
+            waited = mine.get(WAITED, frozenset())
+            if t not in waited:
+                notes[r, c] = {**mine, WAITED: waited | {t}}
+            narrow = self._narrow_done.get(t)
+            if narrow:
+                self.note(r, c, "narrow", narrow)
+            if not wide and t in done.foreign:
+                pass
+
+    # -- asynchronous operations -------------------------------------------------------------------
+
+    def agent(self, key: Any) -> int:
+        """Return the thread number of an asynchronous agent, the same in every CTA."""
+        if key not in self._agents:
+            self._agents[key] = self.clocks.agent()
+        return self._agents[key]
+
+    def spans(
+        self, item: Instruction, write: bool, space: str, operation: Operation, what: str,
+        home: Array, granules: tuple[Array, Array], interval: tuple[int, int], region: Region | None,
+        *, scope: int = 0,
+    ) -> None:  # fmt: skip
+        """An asynchronous operation is issued: what it will read or write.
+
+        Args:
+            item: the instruction.
+            write: it writes.
+            space: `shared` or `global`.
+            operation: whose completion ends it; its elements are the record's.
+            what: `copy` or `mma`.
+            home: CTA row of the agent of each element.
+            granules: granules and the element of each.
+            interval: granules between which they lie.
+            region: the memory.
+        """
+        if self.off or region is None or not len(home):
+            return
+        rows, threads = np.divmod(operation.lanes, self.chunk.launch.threads)
+        try:
+            if operation.slots is not None:
+                columns = operation.slots // self.chunk.mbarriers.banks
+                agents = np.empty(len(home), np.int64)
+                for column in np.unique(columns).tolist():
+                    agents[columns == column] = self.agent(("slot", column))
+                home = operation.slots % self.chunk.mbarriers.banks
+            else:
+                agents = np.empty(len(home), np.int64)
+                for t in np.unique(threads).tolist():
+                    agents[threads == t] = self.agent(("write" if write else "read", t))
+        except TooFineError:
+            self.off = True
+            return
+        kind = Kind(item, write, scope, agent=what, space=space)
+        r = Spans(kind, self.clocks, (rows, threads), (home, agents), granules, *interval)
+        r.note = operation.slots
+        operation.records.append(r)
+        layer = 0
+        if not write and self.clocks.layers > 1:
+            layer = 1 if space == "shared" else 2
+        self._access(region, r, None, layer=layer)
+
+    def extents(
+        self, operation: Operation, write: bool, shared: bool, starts: Array, sizes: Array,
+        elements: Array | None = None, *, atomic: bool = False,
+    ) -> None:  # fmt: skip
+        """An operation is issued whose elements read or write pieces of memory.
+
+        Args:
+            operation: the operation.
+            write: it writes the pieces.
+            shared: they are in the chunk's shared memory, otherwise in global memory.
+            starts: first byte, in the chunk's shared memory or in the arena.
+            sizes: bytes.
+            elements: element of each piece; None: one each.
+            atomic: the writes are atomic additions and the like.
+        """
+        if self.off or not len(starts) or not bool((sizes > 0).any()):
+            return
+        base, region = 0, self.shared
+        if not shared:
+            a = self.chunk.launch.memory.find(int(starts[0]))
+            region = self.launch.region(a) if a is not None else None
+            if region is None or a is None or int((starts + sizes).max()) > a.end:
+                return
+            base = a.start
+        assert region is not None
+        unit = region.unit
+        first = (starts - base) // unit
+        count = -(-(starts - base + sizes) // unit) - first
+        which = np.repeat(np.arange(len(starts)), count)
+        at = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        granules = first[which] + at
+        self._pieces(
+            operation, write, shared, granules, which if elements is None else elements[which], region, atomic
+        )
+
+    def items(self, operation: Operation, write: bool, items: Sequence[tuple[Array, int]]) -> None:
+        """Like `extents`, for elements that are items of the chunk's shared memory: their numbers and size."""
+        if self.off or self.shared is None or not items:
+            return
+        parts, owners = [], []
+        for k, (index, size) in enumerate(items):
+            per = max(1, size // self.unit)
+            at = (index.ravel()[:, None] * per + np.arange(per)).ravel()
+            parts.append(at)
+            owners.append(np.full(len(at), k))
+        self._pieces(operation, write, True, np.concatenate(parts), np.concatenate(owners), self.shared, False)
+
+    def _pieces(
+        self, operation: Operation, write: bool, shared: bool, granules: Array, elements: Array, region: Region,
+        atomic: bool,
+    ) -> None:  # fmt: skip
+        if not len(granules):
+            return
+        low, high = int(granules.min()), int(granules.max()) + 1
+        if shared:
+            inside = granules % self.stride
+            low, high = int(inside.min()), int(inside.max()) + 1
+        home = operation.lanes // self.chunk.launch.threads
+        space = "shared" if shared else "global"
+        scope = 0 if not atomic else SYS if not shared else CLUSTER
+        self.spans(
+            operation.item, write, space, operation, "copy", home, (granules, elements), (low, high), region,
+            scope=scope,
+        )  # fmt: skip
+
+    def operands(self, item: Instruction, lanes: Array, key: str, index: Sequence[Array]) -> list[Spans]:
+        """Matrix instructions are issued that read 16-byte items of the chunk's shared memory.
+
+        Args:
+            item: the instruction.
+            lanes: issuing thread of each element.
+            key: names the kind of agent.
+            index: numbers of the items that each element reads.
+
+        Returns:
+            Records for `operands_read`.
+        """
+        if self.off or self.shared is None or not len(lanes):
+            return []
+        rows, threads = np.divmod(lanes, self.chunk.launch.threads)
+        try:
+            agents = np.array([self.agent((key, t)) for t in threads.tolist()], np.int64)
+        except TooFineError:
+            self.off = True
+            return []
+        per = max(1, 16 // self.unit)
+        parts = [(at.ravel()[:, None] * per + np.arange(per)).ravel() for at in index]
+        granules = np.concatenate(parts)
+        elements = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
+        inside = granules % self.stride
+        r = Spans(
+            Kind(item, False, agent="mma"), self.clocks, (rows, threads), (rows, agents), (granules, elements),
+            int(inside.min()), int(inside.max()) + 1,
+        )  # fmt: skip
+        self._access(self.shared, r, None, layer=1 if self.clocks.layers > 1 else 0)
+        return [r]
+
+    def operands_read(self, records: Sequence[Spans], chosen: Array | None = None) -> int:
+        """Elements have read their operands; return the time up to which that is known by who waits now."""
+        now = self.clocks.world.time.tick()
+        for r in records:
+            assert r.stamps is not None
+            r.stamps[slice(None) if chosen is None else chosen] = now - 1
+        return now
+
+    def committed(self, lane: int, slot: int) -> None:
+        """An mbarrier gets the arrival of a tcgen05.commit of thread `lane`."""
+        if self.off or slot < 0:
+            return
+        row, thread = divmod(lane, self.chunk.launch.threads)
+        if ("mma", thread) not in self._agents:
+            return
+        filling, _ = self._phases()
+        c = self.clocks.class_of[self._agents["mma", thread]]
+        vector = np.zeros((self.clocks.layers, self.clocks.count), np.int64)
+        vector[:, c] = self.clocks.world.time.tick()
+        filling.add(slot, slot % self.chunk.mbarriers.banks, {int(self.clocks.ctas[row]): vector})
+
+    def warpgroups_wait(self, rows: Array, first: Array) -> None:
+        """wgmma.wait_group: warp groups (their first threads) know that their operands have been read."""
+        if self.off:
+            return
+        now = self.clocks.world.time.tick()
+        for r, t in zip(rows.tolist(), first.tolist(), strict=True):
+            if ("wgmma", t) in self._agents:
+                c = np.unique(self.clocks.class_of[t : t + 128])
+                self.clocks.know[:, r, c, self.clocks.class_of[self._agents["wgmma", t]]] = now
+
+    def completed(self, operation: Operation, chosen: Array, *, reads: bool = False) -> None:
+        """Elements of an operation take effect (with `reads`: have taken their sources); before it signals."""
+        if self.off or not operation.records:
+            return
+        if operation.slots is None:
+            for r in operation.records:
+                if r.kind.write != reads:
+                    self._stamp(r, chosen)
+            return
+        if reads:
+            return
+        filling, _ = self._phases()
+        slots = operation.slots[chosen]
+        now = self.clocks.world.time.tick()
+        for r in operation.records:
+            assert r.stamps is not None
+            r.stamps[chosen] = now - 1
+        banks = self.chunk.mbarriers.banks
+        for slot in np.unique(slots[slots >= 0]).tolist():
+            column = slot // banks
+            c = self.clocks.class_of[self.agent(("slot", column))]
+            filling.local[:, slot, c] = now
+
+    def _stamp(self, r: Spans, chosen: Array) -> None:
+        assert r.stamps is not None
+        r.stamps[chosen] = self.clocks.world.time.tick() - 1
+
+    def group_wait(self, co: Cohort, read: bool) -> None:
+        """cp.async.bulk.wait_group: the threads learn of what their own groups have done."""
+        if self.off:
+            return
+        now = self.clocks.world.time.now + 1
+        try:
+            for which in ("read",) if read else ("read", "write"):
+                threads = [t for t in np.unique(co.threads).tolist() if (which, t) in self._agents]
+                if not threads:
+                    continue
+                self.clocks.isolate(np.array(threads))
+                self.clocks.groups(co)
+                for t in threads:
+                    rows = co.ctas if co.rectangular else co.ctas[co.threads == t]
+                    c, a = self.clocks.class_of[t], self.clocks.class_of[self._agents[which, t]]
+                    self.clocks.know[:, rows, c, a] = now
+            self.clocks.world.time.tick()
+        except TooFineError:
+            self.off = True
+
+    # -- cp.async ----------------------------------------------------------------------------------
+
+    def copy_issued(self, site: Site, place: Array, co: Cohort) -> Record | None:
+        """cp.async is issued; `place` are offsets in the chunk's shared memory (lanes,)."""
+        region = self.shared
+        if self.off or region is None:
+            return None
+        key = (id(site.instruction), True, "copy")
+        if key not in self._kinds:
+            self._kinds[key] = Kind(site.instruction, True, agent="cp.async")
+        unit = self.unit
+        rows = np.broadcast_to(co.rows(), co.shape).ravel()
+        offset = place - rows * self.chunk.space_shared.stride
+        low, high = int(offset.min()), int(offset.max()) + site.size
+        r = Record(
+            self._kinds[key], self.clocks, co, (place // unit).reshape(co.shape), max(1, site.size // unit),
+            low // unit, -(-high // unit), 0,
+        )  # fmt: skip
+        stamps = np.full(co.lanes, FOREVER, np.int64)
+        self._access(region, r, None)
+        r.stamps = stamps
+        return r
+
+    def copy_done(self, r: Record | None, which: Array, stamp: int | None = None) -> None:
+        """The copies of lanes `which` of a record are visible to their threads (or since `stamp`)."""
+        if r is None or self.off or r.stamps is None:
+            return
+        rows, threads = r.lanes()
+        rows, threads = rows[which], threads[which]
+        now = self.clocks.last[rows, self.clocks.class_of[threads]]
+        r.stamps[which] = now if stamp is None else np.minimum(now, stamp)
+
+
+def _same(view: Array, index: Array, value: Array | None, co: Cohort) -> Array:
+    """Return which lanes store what is there already, as when all warps set one flag: no harm is done."""
+    assert value is not None
+    there = view.take(index, mode="clip")
+    new = np.ascontiguousarray(np.broadcast_to(value, co.shape)).reshape(-1)
+    same = there.view(np.uint8).reshape(len(index), -1) == new.view(np.uint8).reshape(len(index), -1)
+    result: Array = same.all(axis=1)
+    return result
+
+
+def order_of(chunk: Chunk, state: LaunchState) -> ChunkOrder | None:
+    """Return the order of a new chunk; None if it is not asked for."""
+    if not state.options.check_races:
+        return None
+    if state.order is None:
+        state.order = LaunchOrder()
+    from workbench.simulator.proxies import needed
+
+    return ChunkOrder(chunk, state.order, 3 if needed(state.program.kernel) else 1)

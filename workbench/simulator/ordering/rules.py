@@ -1,0 +1,242 @@
+"""Which rule a clash breaks, and how to say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.isa.ptx.model import Instruction
+from workbench.simulator.ordering.clocks import FOREVER, covers
+from workbench.simulator.ordering.flags import LOOSE, NARROW, PENDING
+from workbench.simulator.ordering.shadow import CTA, GPU, Clash, Record, Region, Spans
+
+if TYPE_CHECKING:
+    from workbench.simulator.scheduler import Chunk
+
+RELAXED_CLUSTER, WAITED = "relaxed cluster barrier", "waited"
+"""Notes of a class: what barrier.cluster.arrive.relaxed would have handed to it, and the mbarriers (columns) for
+which it has waited."""
+_SCOPE = {1: "CTA", 2: "cluster", 3: "GPU", 4: "system"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A rule, why, and what to do."""
+
+    rule: str
+    why: str
+    fix: str
+
+
+def judge(clash: Clash, region: Region) -> Verdict:
+    """Say which rule a clash breaks; its first lane stands for all."""
+    n, e = clash.later, clash.earlier
+    if clash.unfenced:
+        return Verdict(
+            "proxy-fence-missing",
+            "the writer is ordered before, but no fence.proxy.async lies on that path: the asynchronous read "
+            "may see what was there before",
+            "let each writing thread execute fence.proxy.async after its stores and before the barrier",
+        )
+    if n.kind.readonly or e.kind.readonly:
+        return Verdict(
+            "nc-load-of-mutable",
+            "ld.global.nc lies outside the memory model: it may return what was there before the write, "
+            "however the two are ordered",
+            "load without .nc",
+        )
+    if n.kind.scope and e.kind.scope:
+        narrow = min(n.kind.scope, e.kind.scope)
+        return Verdict(
+            "scope-too-narrow",
+            f"the scope .{_name(narrow)} of one of them leaves out the thread of the other",
+            "use .gpu scope (or .cluster, .sys) on both sides",
+        )
+    return _asynchronous(clash, region) or _missed(clash) or _plain(clash, region)
+
+
+def _name(scope: int) -> str:
+    return {1: "cta", 2: "cluster", 3: "gpu", 4: "sys"}[scope]
+
+
+def _asynchronous(clash: Clash, region: Region) -> Verdict | None:
+    n, e = clash.later, clash.earlier
+    under_way = bool((e.stamp(clash.others[:1]) == FOREVER).all())
+    if e.kind.agent == "cp.async" and e.kind.write:
+        if not n.kind.write or under_way:
+            why = (
+                "the copy may still be under way: no cp.async.wait_group of its thread covers it yet"
+                if under_way
+                else "wait_group makes a copy visible to the thread that issued it, and no barrier follows for others"
+            )
+            fix = "wait for the group (count the groups that may remain), then synchronise the threads"
+            return Verdict("cp-async-group", why, fix)
+    if under_way and e.kind.write:
+        if _waited(clash):
+            return Verdict(
+                "mbarrier-phase",
+                "the thread has waited for the mbarrier, but for a phase that does not cover this copy",
+                "wait for the phase in which the copy completes: flip the parity once a use",
+            )
+        return Verdict(
+            "race", "the copy may still be under way: nobody has waited for its mbarrier or group",
+            "wait for the mbarrier (or the bulk group) of the copy first",
+        )  # fmt: skip
+    refill = e.kind.agent or (n.kind.agent and region.filled(int(clash.granules[0])))
+    if not e.kind.write and n.kind.write and n.kind.space == "shared" and refill and not _missed(clash):
+        if e.kind.agent and under_way:
+            why = "the asynchronous operation may still be reading"
+        else:
+            why = "nothing orders that reader before the write that refills the bytes"
+        return Verdict(
+            "buffer-reuse", why, "have the readers arrive (or wait_group) and the writer wait before it refills"
+        )
+    return None
+
+
+def _thread(r: Record, lane: int) -> tuple[int, int]:
+    rows, threads = r.by if isinstance(r, Spans) else r.lanes()
+    return int(rows[lane]), int(threads[lane])
+
+
+def _waited(clash: Clash) -> bool:
+    n = clash.later
+    row, thread = _thread(n, int(clash.lanes[0]))
+    notes = n.clocks.notes.get((row, int(n.clocks.class_of[thread])), {})
+    slots = clash.earlier.note
+    if slots is None:
+        return False
+    return int(slots[int(clash.others[0])]) in notes.get(WAITED, frozenset())
+
+
+def _missed(clash: Clash) -> Verdict | None:
+    """Find the synchronization that was meant to order the two and does not."""
+    n, e = clash.later, clash.earlier
+    row, thread = _thread(n, int(clash.lanes[0]))
+    clocks, world = n.clocks, n.clocks.world
+    other_rows, others = e.lanes()
+    k = int(clash.others[0])
+    cta, them, stamp = int(e.clocks.ctas[other_rows[k]]), int(others[k]), int(e.stamp(clash.others[:1])[0])
+    if stamp == FOREVER:
+        return None
+    notes = clocks.notes.get((row, int(clocks.class_of[thread])), {})
+    for clock in notes.get(PENDING, {}).values():
+        if covers(world, clock, cta, them, stamp):
+            return Verdict(
+                "flag-without-acquire",
+                "a flag that the writer released was read by a relaxed or volatile load with no acquire and no "
+                "fence before the data",
+                "use ld.acquire for the flag, or fence.acq_rel after the loop that polls it",
+            )
+    if covers(world, notes.get(LOOSE), cta, them, stamp):
+        return Verdict(
+            "flag-without-release",
+            "a flag was stored after the data, but relaxed and with no fence in that thread: the flag may be seen "
+            "before the data",
+            "use st.release (or red.release) for the flag, or a fence before it, after a barrier of the CTA's writers",
+        )
+    if covers(world, notes.get(RELAXED_CLUSTER), cta, them, stamp):
+        return Verdict(
+            "cluster-barrier",
+            "barrier.cluster.arrive.relaxed orders no memory accesses",
+            "use barrier.cluster.arrive.release with barrier.cluster.wait.acquire",
+        )
+    if covers(world, notes.get(NARROW), cta, them, stamp):
+        return Verdict(
+            "scope-too-narrow",
+            "the flag or mbarrier between them is used with a scope that leaves out the other thread",
+            "use .cluster scope within a cluster, .gpu between CTAs, .sys between GPUs, on both sides",
+        )
+    if _elected(clash, cta, them):
+        return Verdict(
+            "elected-arrive",
+            "another lane of its warp released after it, but a release covers what its own thread did only",
+            "bar.warp.sync before the elected lane arrives (or stores the flag), or let every lane arrive",
+        )
+    return None
+
+
+def _elected(clash: Clash, cta: int, them: int) -> bool:
+    """Whether the later thread knows what a warp mate of the earlier one did after the earlier access."""
+    n, e = clash.later, clash.earlier
+    if them >= e.clocks.threads:
+        return False
+    row, thread = _thread(n, int(clash.lanes[0]))
+    first = them & ~31
+    mates = np.arange(first, min(first + 32, e.clocks.threads))
+    mates = mates[mates != them]
+    if int(n.clocks.ctas[row]) == cta and thread & ~31 == first:
+        return False
+    count = len(mates)
+    known = n.clocks.knows(
+        np.full(count, row), np.full(count, thread), np.full(count, cta), mates, np.full(count, e.time)
+    )
+    return bool(known.any())
+
+
+def _plain(clash: Clash, region: Region) -> Verdict:
+    n, e = clash.later, clash.earlier
+    if n.kind.scope or e.kind.scope:
+        weak = n if not n.kind.scope else e
+        if weak.kind.write and not (n if weak is e else e).kind.write and not weak.kind.agent:
+            return Verdict(
+                "flag-without-release",
+                "one is an ordinary store that another thread polls or reads with a strong load",
+                "store it with st.release (or st.relaxed after a fence), so that both accesses are strong",
+            )
+    if n.kind.write and not e.kind.write and n.kind.space == "shared" and n.kind.item.line in region.refilled:
+        return Verdict(
+            "buffer-reuse",
+            "nothing orders the reader before the write that refills the bytes",
+            "a barrier (or an mbarrier that the readers arrive at) before the buffer is written again",
+        )
+    lane, k = int(clash.lanes[0]), int(clash.others[0])
+    a, b = _thread(n, lane), (int(e.lanes()[0][k]), int(e.lanes()[1][k]))
+    same_cta = n.clocks is e.clocks and a[0] == b[0]
+    if same_cta and a[1] >> 5 == b[1] >> 5:
+        return Verdict(
+            "race", "lanes of one warp are not ordered with each other by running together",
+            "bar.warp.sync between the two",
+        )  # fmt: skip
+    if same_cta:
+        return Verdict("race", "no barrier or flag lies between them", "a barrier between the two")
+    return Verdict(
+        "race", "no flag with release and acquire lies between the two CTAs",
+        "release and acquire through a flag, a cluster barrier, or separate launches",
+    )  # fmt: skip
+
+
+def sentence(clash: Clash, region: Region, verdict: Verdict, chunk: Chunk) -> str:
+    """Say what happens: both accesses, then what is missing."""
+    n, e = clash.later, clash.earlier
+    row, thread = _thread(n, int(clash.lanes[0]))
+    k = int(clash.others[0])
+    other_row, other = int(e.lanes()[0][k]), int(e.lanes()[1][k])
+    byte = int(clash.granules[0]) * region.unit
+    if region.name is None:
+        place = f"byte {byte % chunk.space_shared.stride} of shared memory"
+    else:
+        place = f"byte {byte} of {region.name!r}"
+    cta = int(e.clocks.ctas[other_row])
+    who = "an asynchronous operation" if other >= e.clocks.threads else f"thread {other}"
+    if cta != int(n.clocks.ctas[row]):
+        who += f" of CTA {cta & 0xFFFFFFFF}"
+    return (
+        f"{_verb(n)} {place}, which line {e.kind.item.line} ({_opcode(e.kind.item)}) {_verb(e)} in {who} "
+        f"with nothing to order the two: {verdict.why}"
+    )
+
+
+def _opcode(item: Instruction) -> str:
+    return ".".join((item.opcode, *item.modifiers[:3]))
+
+
+def _verb(r: Record) -> str:
+    if r.kind.atomic:
+        return "updates"
+    return "writes" if r.kind.write else "reads"
+
+
+__all__ = ["CTA", "GPU", "Verdict", "judge", "sentence"]

@@ -1,0 +1,433 @@
+"""Who touched which bytes: records of accesses, and which pairs of them nothing orders.
+
+Memory is followed in granules, the smallest access of the kernel. A write is kept as a record of its own until
+some other access comes near it; then it goes into an array that names the last writer of each granule. Reads
+stay records, because all readers since a write matter to the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.isa.ptx.model import Instruction
+from workbench.simulator.ordering.clocks import FOREVER, Clocks
+
+if TYPE_CHECKING:
+    from workbench.simulator.cohort import Cohort
+
+Array = npt.NDArray[Any]
+CTA, CLUSTER, GPU, SYS = 1, 2, 3, 4
+"""Scopes of strong accesses; 0 for weak ones."""
+_MOST_READS = 2048
+_MOST_PENDING = 128
+_MOST_BYTES = 1 << 27
+"""Bytes of addresses that the reads of a region may keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What matters of an access besides its place."""
+
+    item: Instruction
+    write: bool
+    scope: int = 0
+    """0: weak."""
+    atomic: bool = False
+    release: bool = False
+    acquire: bool = False
+    readonly: bool = False
+    """ld.global.nc."""
+    agent: str = ""
+    """`cp.async`, `copy` (bulk and tensor) or `mma`: not the thread itself accesses memory."""
+    space: str = "shared"
+
+
+class Record:
+    """One instruction's accesses of several lanes.
+
+    Attributes:
+        low: first granule of the interval touched, counted in each bank.
+        high: granule after the last.
+        stamps: stamp of each lane if they are not those of the lanes' classes.
+    """
+
+    __slots__ = (
+        "_flat", "_granules", "clocks", "class_of", "ctas", "high", "kind", "last", "low", "note", "per", "place",
+        "rectangular", "remote", "shape", "shared", "stamps", "stride", "threads", "time", "trips",
+    )  # fmt: skip
+
+    def __init__(
+        self, kind: Kind, clocks: Clocks, co: Cohort, place: Array, per: int, low: int, high: int, stride: int
+    ) -> None:
+        self.kind, self.clocks = kind, clocks
+        self.ctas, self.threads, self.rectangular, self.shape = co.ctas, co.threads, co.rectangular, co.shape
+        self.place: Array | None = place
+        self.per, self.low, self.high, self.stride = per, low, high, stride
+        self.class_of, self.last = clocks.class_of, clocks.last
+        self.time = clocks.world.time.now
+        self.stamps: Array | None = None
+        self.remote = False
+        self.shared: tuple[Array, Array] | None = None
+        """Granules and lanes of a store by which several lanes write one granule."""
+        self.note: Any = None
+        self._flat: tuple[Array, Array] | None = None
+        self._granules: tuple[Array, Array] | None = None
+
+    def lanes(self) -> tuple[Array, Array]:
+        """Return row and thread of each lane, (lanes,)."""
+        if self._flat is None:
+            if self.rectangular:
+                rows = np.repeat(self.ctas, self.shape[1])
+                threads = np.tile(self.threads, self.shape[0])
+            else:
+                rows, threads = self.ctas, self.threads
+            self._flat = rows, threads
+        return self._flat
+
+    def granules(self) -> tuple[Array, Array]:
+        """Return the granules touched and the lane that touches each."""
+        if self._granules is None:
+            assert self.place is not None
+            first = self.place
+            if self.stride:
+                rows = self.ctas[:, None] if self.rectangular else self.ctas[None, :]
+                first = first + rows * self.stride
+            first = np.broadcast_to(first, self.shape).ravel()
+            lanes = np.arange(len(first))
+            if self.per > 1:
+                first = (first[:, None] + np.arange(self.per)).ravel()
+                lanes = np.repeat(lanes, self.per)
+            self._granules = first, lanes
+        return self._granules
+
+    def stamp(self, lanes: Array) -> Array:
+        """Return the stamps of lanes."""
+        if self.stamps is not None:
+            return self.stamps[lanes]
+        rows, threads = self.lanes()
+        result: Array = self.last[rows[lanes], self.class_of[threads[lanes]]]
+        return result
+
+    def covered(self, floor: Array) -> bool:
+        """Whether every thread of each CTA is known to be ordered after the accesses."""
+        if self.remote:
+            return False
+        rows, threads = self.lanes()
+        now = floor[0 if self.kind.agent or not self.kind.write else -1, rows, self.clocks.class_of[threads]]
+        stamps = self.stamps if self.stamps is not None else self.last[rows, self.class_of[threads]]
+        return bool((now > stamps).all())
+
+    def same_place(self, other: Record) -> bool:
+        """Whether the same lanes of the same instruction touch the same granules."""
+        if self.kind is not other.kind or self.shape != other.shape or self.stamps is not None:
+            return False
+        if self.place is None or other.place is None or self.stride != other.stride:
+            return False
+        return (
+            np.array_equal(self.ctas, other.ctas)
+            and np.array_equal(self.threads, other.threads)
+            and (self.place is other.place or np.array_equal(self.place, other.place))
+        )
+
+
+class Spans(Record):
+    """Accesses of asynchronous agents: explicit granules, one lane an element.
+
+    Args:
+        by: rows and threads that issue, (elements,): whose knowledge counts at issue.
+        agents: rows and agent numbers, (elements,): who must be known afterwards.
+        granules: granule numbers and the element each belongs to.
+    """
+
+    __slots__ = ("by",)
+
+    def __init__(
+        self, kind: Kind, clocks: Clocks, by: tuple[Array, Array], agents: tuple[Array, Array],
+        granules: tuple[Array, Array], low: int, high: int,
+    ) -> None:  # fmt: skip
+        self.kind, self.clocks = kind, clocks
+        self.ctas, self.threads = agents
+        self.rectangular, self.shape = False, (1, len(by[0]))
+        self.place, self.per, self.low, self.high, self.stride = None, 1, low, high, 0
+        self.class_of, self.last = clocks.class_of, clocks.last
+        self.time = clocks.world.time.now
+        self.stamps = np.full(len(by[0]), FOREVER, np.int64)
+        self.remote = False
+        self.shared = None
+        self.note = None
+        self._flat = agents
+        self._granules = granules
+        self.by = by
+
+
+@dataclass(slots=True)
+class Clash:
+    """Accesses that nothing orders: lanes of the later record against lanes of an earlier one."""
+
+    later: Record
+    earlier: Record
+    lanes: Array
+    others: Array
+    granules: Array
+    unfenced: bool = False
+    """They are ordered, but not for the async proxy."""
+
+
+class Region:
+    """A buffer, or the shared memory of a chunk.
+
+    Args:
+        count: granules.
+        unit: bytes of a granule.
+        name: of a buffer.
+        width: granules of a bank.
+    """
+
+    def __init__(self, count: int, unit: int, name: str | None = None, width: int = 0) -> None:
+        self.count, self.unit, self.name = count, unit, name
+        self.width = width or count
+        self._filled = np.zeros(self.width + 32, bool)
+        self.records: list[Record | None] = [None]
+        """Writes in the arrays; the first is nobody."""
+        self.pending: list[Record] = []
+        self.reads: list[Record] = []
+        self._index: dict[tuple[int, int, int], int] = {}
+        self._writer: Array | None = None
+        self._lane: Array | None = None
+        self._scratch: Array | None = None
+        self._low, self._high = count, 0
+        self._dead = 0
+        self._limit = 64
+        self._bytes = 0
+        self.refilled: set[int] = set()
+        """Lines of instructions that have written here before."""
+
+    def filled(self, granule: int) -> bool:
+        """Whether something was written there, in some bank, before the last access."""
+        return bool(self._filled[granule % self.width])
+
+    def wrote(self, r: Record) -> None:
+        """Take note of a write whose clashes have been looked at."""
+        self._filled[r.low : r.high] = True
+        self.refilled.add(r.kind.item.line)
+
+    def _arrays(self) -> tuple[Array, Array]:
+        if self._writer is None or self._lane is None:
+            self._writer, self._lane = np.zeros(self.count, np.int32), np.zeros(self.count, np.int32)
+        return self._writer, self._lane
+
+    def _flush(self) -> None:
+        writer, lane = self._arrays()
+        for r in self.pending:
+            granules, lanes = r.granules()
+            self.records.append(r)
+            writer[granules] = len(self.records) - 1
+            lane[granules] = lanes
+            if not r.kind.agent and bool((lane[granules] != lanes).any()):
+                r.shared = granules, lanes
+            self._low, self._high = min(self._low, r.low), max(self._high, r.high)
+            r._granules = None
+            if r.place is not None:
+                r.place = None
+        self.pending.clear()
+
+    def access(
+        self, r: Record, *, keep: bool = True, layer: int = 0, unchanged: Callable[[], Array] | None = None
+    ) -> list[Clash]:
+        """Compare an access with earlier ones, and remember it if `keep`; return what nothing orders.
+
+        Args:
+            r: the access.
+            keep: later accesses will be compared with it.
+            layer: what ordinary writes before must be known in, besides happens-before, by an asynchronous
+                read.
+            unchanged: which lanes store what is there already.
+        """
+        out: list[Clash] = []
+        low, high = r.low, r.high
+        for p in self.pending:
+            if p.low < high and low < p.high:
+                self._flush()
+                break
+        if self._low < high and low < self._high:
+            out += self._against_writes(r, layer, unchanged)
+        if r.kind.write and self.reads:
+            out += self._against_reads(r)
+        if not keep:
+            return out
+        if r.kind.write:
+            self.pending.append(r)
+            if len(self.pending) > _MOST_PENDING:
+                self._flush()
+        else:
+            self._remember(r)
+        return out
+
+    def _against_writes(
+        self, r: Record, layer: int, unchanged: Callable[[], Array] | None
+    ) -> list[Clash]:
+        assert self._writer is not None and self._lane is not None
+        granules, lanes = r.granules()
+        wrote = self._writer.take(granules)
+        at = np.flatnonzero(wrote > (self._dead if not r.kind.readonly else 0))
+        if not len(at):
+            return []
+        wrote, granules, lanes = wrote[at], granules[at], lanes[at]
+        other = self._lane.take(granules)
+        out = []
+        if (wrote == wrote[0]).all():
+            pieces = [(int(wrote[0]), slice(None))]
+        else:
+            order = np.argsort(wrote, kind="stable")
+            wrote, granules, lanes, other = wrote[order], granules[order], lanes[order], other[order]
+            ids, starts = np.unique(wrote, return_index=True)
+            ends = [*starts[1:].tolist(), len(wrote)]
+            pieces = [(int(i), slice(a, b)) for i, a, b in zip(ids, starts.tolist(), ends, strict=True)]
+        for number, piece in pieces:
+            earlier = self.records[number]
+            assert earlier is not None
+            clash = compare(r, earlier, lanes[piece], other[piece], granules[piece], layer)
+            if clash is not None and r.kind.write and unchanged is not None and not clash.unfenced:
+                same = unchanged()[clash.lanes]
+                if same.all():
+                    clash = None
+                elif same.any():
+                    clash.lanes, clash.others = clash.lanes[~same], clash.others[~same]
+                    clash.granules = clash.granules[~same]
+            if clash is not None:
+                out.append(clash)
+        return out
+
+    def _against_reads(self, r: Record) -> list[Clash]:
+        near = [e for e in self.reads if e.low < r.high and r.low < e.high]
+        if not near:
+            return []
+        if self._scratch is None:
+            self._scratch = np.zeros(self.count, np.int32)
+        mine, lanes = r.granules()
+        self._scratch[mine] = lanes + 1
+        out = []
+        for e in near:
+            granules, others = e.granules()
+            met = self._scratch.take(granules)
+            at = np.flatnonzero(met)
+            if len(at):
+                clash = compare(r, e, met[at] - 1, others[at], granules[at], 0)
+                if clash is not None:
+                    out.append(clash)
+            if e.place is not None:
+                e._granules = None
+        self._scratch[mine] = 0
+        return out
+
+    def _remember(self, r: Record) -> None:
+        key = (id(r.kind), r.low, r.high)
+        k = self._index.get(key, -1)
+        if k >= 0 and self.reads[k].same_place(r):
+            self.reads[k] = r
+            return
+        if r.place is not None:
+            self._bytes += r.place.nbytes
+        self._index[key] = len(self.reads)
+        self.reads.append(r)
+        if len(self.reads) > self._limit or self._bytes > _MOST_BYTES:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Forget reads that all threads know of, and if that does not help the oldest ones."""
+        floors: dict[int, Array] = {}
+        kept = []
+        for e in self.reads:
+            if e.stride or e.place is None:
+                if id(e.clocks) not in floors:
+                    floors[id(e.clocks)] = e.clocks.floor()
+                if e.covered(floors[id(e.clocks)]):
+                    continue
+            kept.append(e)
+        kept = kept[-_MOST_READS:]
+        self._keep(kept)
+        while self._bytes > _MOST_BYTES and self.reads:
+            self._keep(self.reads[len(self.reads) // 2 + 1 :])
+        self._limit = max(64, 2 * len(self.reads))
+
+    def _keep(self, reads: list[Record]) -> None:
+        self.reads = reads
+        self._index = {(id(e.kind), e.low, e.high): k for k, e in enumerate(reads)}
+        self._bytes = sum(e.place.nbytes for e in reads if e.place is not None)
+
+    def settle(self, clocks: Clocks) -> None:
+        """Forget what every thread of the chunk knows of; called when all have met."""
+        if not self.reads and not self.pending and len(self.records) - 1 == self._dead:
+            return
+        floor = clocks.floor()
+        if self.reads:
+            self._keep([e for e in self.reads if not e.covered(floor)])
+        self.pending = [e for e in self.pending if not e.covered(floor)]
+        while self._dead < len(self.records) - 1:
+            e = self.records[self._dead + 1]
+            if e is not None and not e.covered(floor):
+                break
+            self.records[self._dead + 1] = None
+            self._dead += 1
+
+
+def compare(
+    r: Record, e: Record, lanes: Array, others: Array, granules: Array, layer: int
+) -> Clash | None:
+    """Return the lanes of `r` that are not ordered after lanes of `e` on the same granules, if any."""
+    rows, threads = r.by if isinstance(r, Spans) else r.lanes()
+    rows, threads = rows[lanes], threads[lanes]
+    far, them = e.lanes()
+    ctas = e.clocks.ctas[far[others]]
+    them = them[others]
+    if r.kind.readonly or e.kind.readonly:
+        bad = (r.clocks.ctas[rows] != ctas) | (threads != them)
+    else:
+        apart = _apart(r, e, rows, far[others], ctas) if r.kind.scope and e.kind.scope else None
+        if apart is not None and not apart.any():
+            return None
+        stamps = e.stamp(others)
+        bad = ~r.clocks.knows(rows, threads, ctas, them, stamps)
+        if e.shared is not None and bad.any():
+            bad &= ~_took_part(e, far[others], ctas, r.clocks.ctas[rows], threads, granules)
+        if apart is not None:
+            bad &= apart
+        if layer and not e.kind.agent and not bad.any():
+            fenced = r.clocks.knows(rows, threads, ctas, them, stamps, layer)
+            if fenced.all():
+                return None
+            at = np.flatnonzero(~fenced)
+            return Clash(r, e, lanes[at], others[at], granules[at], unfenced=True)
+    if not bad.any():
+        return None
+    at = np.flatnonzero(bad)
+    return Clash(r, e, lanes[at], others[at], granules[at])
+
+
+def _took_part(e: Record, far: Array, ctas: Array, mine: Array, threads: Array, granules: Array) -> Array:
+    """Whether threads themselves took part in a store by which several lanes wrote the same granules."""
+    assert e.shared is not None
+    at, lanes = e.shared
+    rows, others = e.lanes()
+    known = set(zip(at.tolist(), e.clocks.ctas[rows[lanes]].tolist(), others[lanes].tolist(), strict=True))
+    asked = zip(granules.tolist(), mine.tolist(), threads.tolist(), strict=True)
+    return np.array([key in known for key in asked], bool)
+
+
+def _apart(r: Record, e: Record, rows: Array, far: Array, ctas: Array) -> Array:
+    """Whether two strong accesses are not morally strong: a scope leaves the other one out."""
+    scope = min(r.kind.scope, e.kind.scope)
+    if scope == SYS or (scope == GPU and r.clocks.rank == e.clocks.rank):
+        return np.zeros(len(rows), bool)
+    if scope == GPU or (scope == CLUSTER and r.clocks is not e.clocks):
+        return np.ones(len(rows), bool)
+    if scope == CLUSTER:
+        result: Array = rows // r.clocks.cluster != far // r.clocks.cluster
+        return result
+    other: Array = r.clocks.ctas[rows] != ctas
+    return other
