@@ -12,8 +12,10 @@ from workbench.findings import Finding, Severity
 from workbench.isa.cubin import Cubin, read_cubin
 from workbench.isa.ptx import Module, PtxSyntaxError, parse
 from workbench.isa.sass import SassModule, disassemble, parse_sass
-from workbench.verify.contract import Contract, load_contract
+from workbench.verify.contract import Contract, ContractKernel, load_contract
 from workbench.verify.ordering.binding import Effects, Launch, neighbours
+from workbench.verify.ordering.joining import joined, run_contract
+from workbench.verify.ordering.joining import premises as runs_rest_on
 from workbench.verify.ordering.premises import assembler, assumptions
 from workbench.verify.ordering.static import (
     KernelAudit,
@@ -114,15 +116,24 @@ def audit_file(path: Path, contract_path: Path | None = None) -> AuditDocument:
     if contract is not None and contract_path is not None:
         contract.check(contract_path, names)
     arch = module.target if module is not None else (sass.target if sass is not None else "")
-    targets = []
+    audits = []
     for name in names:
         try:
-            launch, audit = _kernel(module, sass, cubin, name, missing, contract, len(names))
+            audits.append(_kernel(module, sass, cubin, name, missing, contract, len(names)))
         except PtxSyntaxError:
             raise
         except WorkbenchError as e:
             raise ContentError(contract_path or path, str(e)) from e
-        premises = assumptions(launch, arch)
+
+    def bind(entry: ContractKernel, name: str) -> Launch:
+        return contract_launch(kernel_forms(module, sass, cubin, name, missing), entry)
+
+    ran = run_contract(module, contract, cubin, bind)
+    targets = []
+    for name, (launch, audit) in zip(names, audits, strict=True):
+        mentioned = contract is not None and contract.find(name, len(names)) is not None
+        premises = (*assumptions(launch, arch), *(runs_rest_on(ran) if mentioned else ()))
+        audit = joined(audit, ran)
         targets.append(target_of(str(path), name, arch, audit, assembler(cubin, module), premises))
     return AuditDocument(targets=tuple(targets))
 
