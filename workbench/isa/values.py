@@ -31,6 +31,8 @@ class RootKind(StrEnum):
     """The address of a shared, global, constant or local variable."""
     LOADED = "loaded"
     """Loaded from memory."""
+    MAPPED = "mapped"
+    """Made by mapa: shared memory of a CTA of the cluster, perhaps another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Root:
 
 
 LOADED = Root(RootKind.LOADED)
+MAPPED = Root(RootKind.MAPPED)
 NO_ROOTS: frozenset[Root] = frozenset()
 
 

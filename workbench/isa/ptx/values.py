@@ -27,6 +27,7 @@ from workbench.isa.ptx.model import (
 from workbench.isa.ptx.variables import TYPE_BYTES
 from workbench.isa.values import (
     LOADED,
+    MAPPED,
     UNKNOWN,
     Lanes,
     ParameterBlock,
@@ -48,7 +49,7 @@ PARAM_BASE = 1 << 40
 """Made-up address of the parameter block."""
 _SYMBOL_BASE, _SYMBOL_STEP = 1 << 24, 1 << 20
 _LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix", "multimem", "tcgen05", "tex"))
-_PASS = frozenset(("mov", "cvta", "mapa", "cvt"))
+_PASS = frozenset(("mov", "cvta", "cvt"))
 _MOVES = frozenset(("mov", "selp", "setp", "shfl", "elect"))
 _FLOATING = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64", "tf32"))
 _ROUNDS = 40
@@ -270,6 +271,9 @@ class PtxValues:
     def _one(self, i: Instruction) -> Value:
         if i.opcode in ("setp", "set", "testp", "isspacep", "vote", "match"):
             return self._setp(i) if i.opcode == "setp" else UNKNOWN
+        if i.opcode == "mapa":  # the offset stays what it is in this CTA; the rank is no part of it
+            address = self.operand(i.operands[1])
+            return Value(address.known, address.roots | {MAPPED})
         roots = self._roots(i)
         return Value(self._compute(i), roots)
 

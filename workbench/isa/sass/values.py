@@ -24,6 +24,7 @@ from workbench.isa.sass.model import (
 )
 from workbench.isa.values import (
     LOADED,
+    MAPPED,
     UNKNOWN,
     Lanes,
     ParameterBlock,
@@ -55,6 +56,8 @@ _BLOCK_DIM = {0x380: 0x360, 0x210: 0x0, 0x160: 0x0}
 # Where bank 0 holds the generic address of the parameter block (kernels take tensor maps' addresses from it).
 _BLOCK_ADDRESS = {0x380: 0x348, 0x210: 0x198}
 _WIDTH = 32
+_MAP = 0x654
+"""Selector of the PRMT that mapa becomes: three bytes of the address, one of the rank."""
 
 
 class SassValues:
@@ -173,6 +176,8 @@ class SassValues:
                 return UNKNOWN
 
     def _constant(self, c: SassConst, state: Registers) -> Value:
+        if c.bank == 4:  # addresses of the module's variables
+            return Value(None, frozenset((Root(RootKind.SYMBOL, f"c[0x4][{c.offset:#x}]"),)))
         if c.bank != 0:
             return UNKNOWN
         if c.index is not None:
@@ -273,6 +278,8 @@ class SassValues:
         values = [self.operand(o, state) for o in read]
         if i.opcode == "R2P":
             return self._unpack(i, names, state)
+        if i.opcode in ("PRMT", "UPRMT") and len(values) == 3 and values[1].constant() == _MAP:
+            return dict.fromkeys(names, Value(values[2].known, values[2].roots | {MAPPED}))
         if targets and targets[0].predicate:
             return self._predicate_results(i, targets, values)
         roots = union(

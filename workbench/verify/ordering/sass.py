@@ -18,7 +18,7 @@ from workbench.isa.sass.model import (
     SassReg,
 )
 from workbench.isa.sass.values import Registers, SassValues
-from workbench.isa.values import Lanes, Root
+from workbench.isa.values import MAPPED, Lanes, Root
 from workbench.verify.ordering.program import Access, Condition, Event, Kind, Mode, Place, Program
 
 _ACCESSES: Mapping[str, Mode] = {
@@ -223,7 +223,7 @@ def _mbarrier(values: SassValues, state: Registers, i: SassInstruction, make: _M
 def _elsewhere(values: SassValues, state: Registers, i: SassInstruction) -> bool:
     """True if a generic access cannot be global: nothing in its address came from a parameter or memory."""
     address = next((o for o in i.operands if isinstance(o, SassAddress)), None)
-    return address is not None and not values.operand(address, state).roots
+    return address is not None and not values.operand(address, state).roots - {MAPPED}
 
 
 def _access(values: SassValues, state: Registers, i: SassInstruction) -> Access:
