@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from workbench.findings import Finding
 from workbench.verify.ordering.rules.barriers import barriers_ptx, barriers_sass
-from workbench.verify.ordering.rules.flags import flag_rules, sass_flag_rules, scope_rules
 from workbench.verify.ordering.rules.copies import copy_groups
+from workbench.verify.ordering.rules.flags import flag_rules, sass_flag_rules, scope_rules
 from workbench.verify.ordering.rules.proxy import proxy_fences
 from workbench.verify.ordering.rules.proxy_sass import proxy_fences_sass
 from workbench.verify.ordering.rules.tcgen05 import tcgen05_order
