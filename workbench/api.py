@@ -14,6 +14,7 @@ from workbench.workspace import Workspace
 
 if TYPE_CHECKING:
     from workbench.agent.events import OnEvent
+    from workbench.agent.online import Plan
     from workbench.agent.run import RunResult
     from workbench.artifact import Artifact
     from workbench.compile import ArtifactCache
@@ -338,6 +339,7 @@ def propose(
     templates: Sequence[str] = (),
     workers: int | None = None,
     resume: str | None = None,
+    plan: Plan | None = None,
     on_event: OnEvent = lambda event: None,
     workspace: Workspace | None = None,
 ) -> RunResult:
@@ -354,21 +356,37 @@ def propose(
         templates: names of the templates to draw from; empty for all of the op's.
         workers: evaluation processes; by default one a core, at most eight.
         resume: id of an interrupted run to continue with its own settings.
+        plan: lets a language model propose; `rounds`, `batch` and `templates` are then not used.
         on_event: is told what happens, see `workbench.agent.events`.
         workspace: holds verifiers and templates and receives the winner.
 
     Raises:
         WorkbenchError: for an unknown name, or if nothing can be searched or written.
     """
-    from workbench.agent import offline
+    from workbench.agent import offline, online
+    from workbench.agent.run import RunStore
 
     where = _found(workspace)
+    if resume is not None and RunStore.open(where.runs, resume)[1].model is not None:
+        return online.resume(where, resume, workers=workers, on_event=on_event)
     if resume is None:
         if op is None:
             raise WorkbenchError(
                 "say what to propose for with --op OP (`workbench ops` lists them), or --resume RUN"
             )
         workload = default_workload(op, where) if workload is None else workload
+        if plan is not None:
+            return online.propose(
+                where,
+                op,
+                workload,
+                plan,
+                arch=arch,
+                machine=machine,
+                seed=seed,
+                workers=workers,
+                on_event=on_event,
+            )
     return offline.propose(
         where,
         op or "",
@@ -383,6 +401,29 @@ def propose(
         resume=resume,
         on_event=on_event,
     )
+
+
+def replay_run(
+    transcript: Path,
+    *,
+    workers: int | None = None,
+    on_event: OnEvent = lambda event: None,
+    workspace: Workspace | None = None,
+) -> RunResult:
+    """Run a model's proposing again with its recorded answers, offline; exports nothing.
+
+    Args:
+        transcript: `transcript.jsonl` in the folder of a run.
+        workers: evaluation processes.
+        on_event: is told what happens.
+        workspace: as the run had it.
+
+    Raises:
+        WorkbenchError: if the transcript cannot be read, or what it was recorded with has changed since.
+    """
+    from workbench.agent import online
+
+    return online.replay(_found(workspace), transcript, workers=workers, on_event=on_event)
 
 
 def tune_template(

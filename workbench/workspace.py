@@ -59,6 +59,11 @@ class Workspace:
         return self.root / "generated_kernels"
 
     @property
+    def docs(self) -> Path:
+        """`docs/`: pages an author may read, `docs/rules/<id>.md` among them."""
+        return self.root / "docs"
+
+    @property
     def tuning_db(self) -> Path:
         """`tuning_db/records.sqlite` and Optuna studies."""
         return self.root / "tuning_db"

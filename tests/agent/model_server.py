@@ -5,6 +5,7 @@ A script is a list of steps, one a request; each is an answer or a function from
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -97,6 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
     def do_GET(self) -> None:
         self._json(200, {"object": "list", "data": [_model(m) for m in self.script.models]})

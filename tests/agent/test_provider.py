@@ -13,7 +13,6 @@ from workbench.agent.model import (
     Limits,
     Message,
     ModelError,
-    OpenAIProvider,
     Profile,
     RecordedProvider,
     ReplayError,
@@ -24,6 +23,7 @@ from workbench.agent.model import (
     load_prices,
     load_profile,
 )
+from workbench.agent.model.client import OpenAIProvider
 from workbench.agent.model.profile import Price
 from workbench.errors import ContentError, WorkbenchError
 

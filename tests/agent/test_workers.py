@@ -58,10 +58,9 @@ def test_a_dead_worker_costs_only_its_own_job():
 
 def test_leaving_the_pool_leaves_no_process():
     with pool(count=1) as p:
-        answers = p.run(["hang"], on_start=lambda _: None)
-        p._hand_out([0], ["hang"], None)
+        p.add("hang")
+        assert list(p.poll(patience=0.0)) == []
         pid = p._workers[0].process.pid
-        assert answers is not None
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:

@@ -11,9 +11,10 @@ from workbench.agent.run import Candidate, Proposal, Status
 from workbench.artifact import Artifact
 from workbench.compile import ArtifactCache, CompileError, CompileRequest, compile_candidate
 from workbench.cost import Machine, load_machine, predict
+from workbench.errors import ContentError
 from workbench.findings import Severity
 from workbench.ops import load_op
-from workbench.templates import load_template
+from workbench.templates import Template, load_template, parse_template
 from workbench.verify.report import Report, Verdict
 from workbench.verify.verify import CaseCache, Level, verify_artifact
 from workbench.workspace import Workspace
@@ -47,7 +48,7 @@ class Evaluator:
         """Evaluate one candidate; a candidate's own fault is an outcome, not an exception."""
         workspace = Workspace(job.workspace)
         op = load_op(workspace, job.op)
-        template = load_template(workspace.template(job.op, job.proposal.template))
+        template = template_of(workspace, job.op, job.proposal)
         workload = op.workload(job.workload)
         outcome = Candidate(proposal=job.proposal, status=Status.FAILED, source_hash=template.source_hash)
         cache = ArtifactCache(workspace.cache)
@@ -99,6 +100,21 @@ class Evaluator:
         if name not in self._machines:
             self._machines[name] = load_machine(name)
         return self._machines[name]
+
+
+def template_of(workspace: Workspace, op: str, proposal: Proposal) -> Template:
+    """The template of a proposal: the workspace's, or the one that its own source declares.
+
+    Raises:
+        ContentError: if the source declares no template, or one of another op.
+    """
+    if not proposal.source:
+        return load_template(workspace.template(op, proposal.template))
+    path = Path(f"{proposal.template}.py")
+    template = parse_template(proposal.source, path)
+    if template.op != op:
+        raise ContentError(path, f"TEMPLATE says op {template.op!r}; this run is about {op!r}")
+    return template
 
 
 def reason_of(report: Report) -> str:

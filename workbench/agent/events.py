@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.agent.model.budget import Spend
+from workbench.agent.model.messages import Reply
 from workbench.agent.run import Candidate, Proposal, RunSettings
 
 
@@ -41,6 +43,17 @@ class CandidateFinished:
 
 
 @dataclass(frozen=True)
+class ModelAnswered:
+    """A model answered in one of the run's conversations, now or when it was recorded."""
+
+    chain: int
+    turn: int
+    reply: Reply
+    spend: Spend
+    """Of the run so far."""
+
+
+@dataclass(frozen=True)
 class FinalistStarted:
     """The best candidate so far goes through every check there is."""
 
@@ -67,6 +80,7 @@ Event = (
     | RoundStarted
     | CandidateStarted
     | CandidateFinished
+    | ModelAnswered
     | FinalistStarted
     | FinalistFinished
     | WinnerExported

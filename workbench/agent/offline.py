@@ -17,20 +17,17 @@ from workbench.agent.evaluate import Job, load_artifact
 from workbench.agent.events import (
     CandidateFinished,
     CandidateStarted,
-    FinalistFinished,
-    FinalistStarted,
     OnEvent,
     RoundStarted,
     RunStarted,
-    WinnerExported,
 )
+from workbench.agent.finals import choose
 from workbench.agent.record import record_of
 from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status
 from workbench.agent.workers import Lost, WorkerPool
 from workbench.compile import ARCHITECTURES
 from workbench.cost import Machine, load_machine, roofline
 from workbench.errors import UnknownNameError, WorkbenchError
-from workbench.export import export_winner
 from workbench.ops import load_op
 from workbench.ops.model import Op, Workload
 from workbench.records import RecordStore, hash_verifier
@@ -41,9 +38,6 @@ from workbench.workspace import Workspace
 
 SECONDS_A_CANDIDATE = 90.0
 """Limit for one candidate's compile and checks; compiling and simulating have tighter limits of their own."""
-
-_FINALISTS = 5
-"""How many of the best are put through every check before the run gives up."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +97,17 @@ def propose(
     ) as pool:
         candidates = _search(context, pool, records)
         searched = time.monotonic()
-        winner, exported = _choose(context, pool, candidates, export)
+        outcomes, winner, exported = choose(
+            workspace,
+            settings,
+            {c.proposal.index: c for c in candidates},
+            lambda proposal: next(_in_workers(context, pool, [proposal], Level.FULL)),
+            export,
+            on_event,
+        )
     result = RunResult(
         settings=settings,
-        candidates=tuple(candidates),
+        candidates=tuple(outcomes[i] for i in sorted(outcomes)),
         winner=winner.proposal.index if winner else None,
         exported=exported,
         roofline_us=roofline(context.op, context.workload, described).us,
@@ -309,38 +310,3 @@ def _in_workers(
             yield Candidate(proposal=proposals[i], status=Status.FAILED, reason=reason)
         else:
             yield Candidate.model_validate_json(answer)
-
-
-def _choose(
-    context: _Context, pool: WorkerPool, candidates: list[Candidate], export: bool
-) -> tuple[Candidate | None, str | None]:
-    """Put the best through every check, export the first that passes; `candidates` gets the new outcomes."""
-    ranked = sorted(
-        (c for c in candidates if c.predicted_us is not None),
-        key=lambda c: (c.predicted_us, c.proposal.index),
-    )
-    for finalist in ranked[:_FINALISTS]:
-        context.on_event(FinalistStarted(finalist))
-        (checked,) = _in_workers(context, pool, [finalist.proposal], Level.FULL)
-        candidates[checked.proposal.index] = checked
-        context.on_event(FinalistFinished(checked))
-        if (
-            checked.status is Status.VERIFIED
-            and checked.artifact_key
-            and checked.report
-            and checked.prediction
-        ):
-            if not export:
-                return checked, None
-            artifact = load_artifact(context.workspace, checked.artifact_key)
-            folder = export_winner(
-                context.workspace,
-                artifact,
-                checked.report,
-                checked.prediction,
-                run_id=context.settings.run_id,
-                candidates=len(candidates),
-            )
-            context.on_event(WinnerExported(checked, folder))
-            return checked, str(folder.relative_to(context.workspace.root))
-    return None, None

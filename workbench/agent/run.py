@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from workbench.agent.model.budget import Limits, Spend
+from workbench.agent.model.profile import Profile
 from workbench.artifact import Resources
 from workbench.cost import Prediction
 from workbench.errors import ContentError, UnknownNameError, WorkbenchError
@@ -42,7 +44,14 @@ class Proposal(_Data):
     """Position in the run, from 0; the order in which candidates were asked for."""
     round: int
     template: str
+    """Name of the template, or of the candidate itself where it brings its own source."""
     knobs: dict[str, int | str | bool]
+    source: str = ""
+    """The candidate's own source text; empty for a template of the workspace."""
+    parents: tuple[int, ...] = ()
+    """Indices of the candidates that it was made from."""
+    idea: str = ""
+    """What its author says it tries."""
 
 
 class Candidate(_Data):
@@ -70,6 +79,24 @@ class Candidate(_Data):
         return self.prediction.us
 
 
+class AgentSettings(_Data):
+    """How a model proposes; the key is no part of it."""
+
+    profile: Profile
+    strategy: str
+    chains: int
+    """Conversations side by side, or candidates kept in a beam."""
+    migrate_every: int
+    """Turns between two exchanges of the best."""
+    tune_batch: int
+    """Knob settings tried of each verified variant while the model thinks."""
+    limits: Limits
+    prompt_hash: str
+    tools_hash: str
+    lessons: str = ""
+    """What earlier runs left, as this run was told."""
+
+
 class RunSettings(_Data):
     """Everything that decides what a run proposes; a resumed run keeps them."""
 
@@ -87,6 +114,8 @@ class RunSettings(_Data):
     templates: tuple[str, ...]
     template_hashes: tuple[str, ...]
     verifier_hash: str
+    model: AgentSettings | None = None
+    """None if the offline proposer runs."""
 
 
 class RunResult(_Data):
@@ -103,6 +132,11 @@ class RunResult(_Data):
     """Wall time of the proposing, set-up included."""
     seconds_to_export: float = 0.0
     """Of which the winner's full verification and its export."""
+
+    spend: Spend | None = None
+    """What the model cost; None for the offline proposer."""
+    ends: tuple[str, ...] = ()
+    """Why each conversation ended, in the order of the chains."""
 
     @property
     def run_id(self) -> str:
@@ -151,16 +185,20 @@ class RunStore:
             )
         return RunStore(runs / run_id), settings
 
-    def add(self, candidate: Candidate) -> None:
-        """Keep a finished candidate."""
-        write_atomic(
-            self.root / "candidates" / f"{candidate.proposal.index:05d}.json", candidate.model_dump_json()
-        )
+    @property
+    def transcript(self) -> Path:
+        """Everything said to the model and by it."""
+        return self.root / "transcript.jsonl"
 
-    def candidates(self) -> dict[int, Candidate]:
+    def add(self, candidate: Candidate, checked: bool = False) -> None:
+        """Keep a finished candidate; `checked` if it went through every check."""
+        folder = self.root / ("checked" if checked else "candidates")
+        write_atomic(folder / f"{candidate.proposal.index:05d}.json", candidate.model_dump_json())
+
+    def candidates(self, checked: bool = False) -> dict[int, Candidate]:
         """Finished candidates by index; a damaged file is as if the candidate had not been evaluated."""
         found: dict[int, Candidate] = {}
-        for path in sorted((self.root / "candidates").glob("*.json")):
+        for path in sorted((self.root / ("checked" if checked else "candidates")).glob("*.json")):
             try:
                 candidate = Candidate.model_validate_json(path.read_text())
             except (ValidationError, OSError, UnicodeDecodeError):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -36,6 +37,7 @@ class _Worker:
     answers: int
     """File descriptor the worker's answers are read from."""
     job: int | None = None
+    """Ticket of the job it works on."""
     deadline: float = 0.0
     fresh: bool = True
     received: bytearray = field(default_factory=bytearray)
@@ -54,6 +56,8 @@ class WorkerPool:
         self._environment = {**os.environ, **(environment or {})}
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
+        self._waiting: deque[tuple[int, str]] = deque()
+        self._tickets = 0
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -69,38 +73,56 @@ class WorkerPool:
         self, jobs: Sequence[str], on_start: Callable[[int], None] | None = None
     ) -> Iterator[tuple[int, str | Lost]]:
         """Evaluate `jobs`; yield `(index, answer)` as they finish, in no particular order."""
-        waiting = list(range(len(jobs)))[::-1]
+        index = {self.add(job): n for n, job in enumerate(jobs)}
+        started = None if on_start is None else lambda ticket: on_start(index[ticket])
         open_jobs = len(jobs)
         while open_jobs:
-            self._hand_out(waiting, jobs, on_start)
-            for index, answer in self._collect():
+            for ticket, answer in self.poll(started):
                 open_jobs -= 1
-                yield index, answer
+                yield index[ticket], answer
 
-    def _hand_out(
-        self, waiting: list[int], jobs: Sequence[str], on_start: Callable[[int], None] | None
-    ) -> None:
-        while waiting:
+    def add(self, job: str) -> int:
+        """Put a job into the queue; returns the ticket that `poll` answers under."""
+        self._tickets += 1
+        self._waiting.append((self._tickets, job))
+        return self._tickets
+
+    def poll(
+        self, on_start: Callable[[int], None] | None = None, patience: float | None = None
+    ) -> Iterator[tuple[int, str | Lost]]:
+        """Hand out waiting jobs and yield the answers that come in.
+
+        Args:
+            on_start: is told the ticket of each job that a worker takes up.
+            patience: longest time to wait for an answer, in seconds; None to wait for one, or for a deadline.
+        """
+        self._hand_out(on_start)
+        yield from self._collect(patience)
+
+    def _hand_out(self, on_start: Callable[[int], None] | None) -> None:
+        while self._waiting:
             worker = next((w for w in self._workers if w.job is None), None)
             if worker is None:
                 if len(self._workers) >= self.count:
                     return
                 worker = self._start()
-            index = waiting.pop()
-            worker.job = index
+            ticket, job = self._waiting.popleft()
+            worker.job = ticket
             worker.deadline = time.monotonic() + self._limit + (STARTUP_SECONDS if worker.fresh else 0.0)
             assert worker.process.stdin is not None
             # A worker that died since its last answer is noticed when its pipe is read.
             with contextlib.suppress(BrokenPipeError):
-                worker.process.stdin.write(jobs[index].encode() + b"\n")
+                worker.process.stdin.write(job.encode() + b"\n")
                 worker.process.stdin.flush()
             if on_start is not None:
-                on_start(index)
+                on_start(ticket)
 
-    def _collect(self) -> Iterator[tuple[int, str | Lost]]:
+    def _collect(self, patience: float | None) -> Iterator[tuple[int, str | Lost]]:
         busy = [w for w in self._workers if w.job is not None]
-        patience = max(0.0, min(w.deadline for w in busy) - time.monotonic())
-        for key, _ in self._selector.select(timeout=patience):
+        if busy:
+            left = max(0.0, min(w.deadline for w in busy) - time.monotonic())
+            patience = left if patience is None else min(left, patience)
+        for key, _ in self._selector.select(timeout=patience or 0.0):
             worker: _Worker = key.data
             chunk = os.read(worker.answers, 1 << 20)
             if not chunk:

@@ -12,7 +12,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from workbench.cli import audit, db, doctor, export, init, litmus, ops, propose, replay, report, tune, verify
+from workbench.cli import (
+    audit,
+    db,
+    doctor,
+    export,
+    init,
+    litmus,
+    mcp,
+    ops,
+    propose,
+    replay,
+    report,
+    tune,
+    verify,
+)
 from workbench.cli.shell import Exit, Interrupted, complain
 from workbench.errors import WorkbenchError
 
@@ -26,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-for _module in (doctor, ops, init, propose, tune, verify, audit, litmus, report, export, replay):
+for _module in (doctor, ops, init, propose, tune, verify, audit, litmus, report, export, replay, mcp):
     app.command(name=_module.__name__.rpartition(".")[2])(_module.command)
 app.add_typer(db.app, name="db")
 

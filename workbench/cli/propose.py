@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +19,13 @@ from workbench.cli.shell import (
     Shell,
     WorkloadOption,
 )
-from workbench.errors import UnknownNameError
+from workbench.errors import UnknownNameError, WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.agent.model import Limits
+    from workbench.agent.online import Plan
+
+OFFLINE = "offline"
 
 
 def command(
@@ -26,13 +33,19 @@ def command(
     workload: WorkloadOption = None,
     arch: ArchOption = "sm_103a",
     agent: Annotated[
-        str, typer.Option("--agent", help="Who proposes; `offline` needs no model and no key.")
-    ] = "offline",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the search.")] = 4,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Candidates a round.")] = 7,
+        str,
+        typer.Option(
+            "--agent", metavar="offline|MODEL", help="Who proposes; `offline` needs no model and no key."
+        ),
+    ] = OFFLINE,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="Rounds of the search (4), or turns of a conversation (20)."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Candidates a round (offline).")] = 7,
     template: Annotated[
         list[str] | None,
-        typer.Option("--template", metavar="T", help="Draw from this template only. Repeatable."),
+        typer.Option("--template", metavar="T", help="Draw from this template only (offline). Repeatable."),
     ] = None,
     machine: Annotated[
         str, typer.Option("--machine", metavar="M", help="Machine that times are predicted for.")
@@ -44,6 +57,32 @@ def command(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Continue an interrupted run.")
     ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="P.toml", help="Model, server, sampling, price.")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", metavar="URL", help="Server that speaks the OpenAI API.")
+    ] = None,
+    strategy: Annotated[
+        str, typer.Option("--strategy", metavar="chain|islands|beam", help="How conversations work together.")
+    ] = "chain",
+    chains: Annotated[int, typer.Option("--chains", min=1, max=64, help="Conversations side by side.")] = 1,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Most tokens of the model in all.")
+    ] = None,
+    max_usd: Annotated[
+        float | None, typer.Option("--max-usd", min=0.0, help="Most money for the model in all, in USD.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option("--max-seconds", min=0.0, help="Most wall time of the conversations.")
+    ] = None,
+    max_stall: Annotated[
+        int, typer.Option("--max-stall", min=1, help="Turns without a better candidate.")
+    ] = 8,
+    replay: Annotated[
+        Path | None,
+        typer.Option("--replay", metavar="TRANSCRIPT", help="Answers of an earlier run instead of a model."),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -51,6 +90,7 @@ def command(
     """Search for a kernel and export the winner.
 
     Candidates are compiled, simulated, verified and ranked; the winner is written with its evidence.
+    With --agent MODEL a language model writes them, within what the options from --profile on allow.
 
     Exit code 1 if no candidate passed every check.
     """
@@ -58,22 +98,52 @@ def command(
     from workbench.report.tables import print_run
 
     shell = Shell(json, quiet, debug)
-    if agent != "offline":
-        raise UnknownNameError("agent", agent, ["offline"])
-    with followed(shell) as on_event:
-        result = api.propose(
-            op,
-            workload,
-            arch=arch,
-            machine=machine,
-            seed=seed,
-            rounds=rounds,
-            batch=batch,
-            templates=template or (),
-            workers=workers,
-            resume=resume,
-            on_event=on_event,
-            workspace=shell.workspace(),
+    if max_usd == 0 or max_seconds == 0:
+        raise WorkbenchError("a limit of 0 allows nothing; leave it out for no limit")
+    plan = None
+    if agent != OFFLINE or profile is not None:
+        from workbench.agent.model import Limits
+
+        limits = Limits(
+            tokens=max_tokens, usd=max_usd, seconds=max_seconds, rounds=rounds or 20, stall=max_stall
         )
+        plan = _plan(agent, profile, base_url, strategy, chains, limits)
+    with followed(shell) as on_event:
+        if replay is not None:
+            result = api.replay_run(replay, workers=workers, on_event=on_event, workspace=shell.workspace())
+        else:
+            result = api.propose(
+                op,
+                workload,
+                arch=arch,
+                machine=machine,
+                seed=seed,
+                rounds=rounds or 4,
+                batch=batch,
+                templates=template or (),
+                workers=workers,
+                resume=resume,
+                plan=plan,
+                on_event=on_event,
+                workspace=shell.workspace(),
+            )
     shell.show(result, lambda out: print_run(result, out))
     raise typer.Exit(Exit.GOOD if result.winner is not None else Exit.FINDING)
+
+
+def _plan(
+    agent: str, path: Path | None, base_url: str | None, strategy: str, chains: int, limits: Limits
+) -> Plan:
+    """The plan that the options describe; flags go before the profile."""
+    from workbench.agent.model import Profile, load_profile
+    from workbench.agent.online import Plan
+    from workbench.agent.strategies import Strategy
+
+    if strategy not in list(Strategy):
+        raise UnknownNameError("strategy", strategy, list(Strategy))
+    profile = load_profile(path) if path is not None else Profile(model=agent)
+    if agent != OFFLINE:
+        profile = profile.model_copy(update={"model": agent})
+    if base_url is not None:
+        profile = profile.model_copy(update={"base_url": base_url})
+    return Plan(profile, Strategy(strategy), chains, limits=limits)

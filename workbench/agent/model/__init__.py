@@ -1,9 +1,12 @@
-"""Talking to a language model: messages, the provider behind them, its cost, and the record of it all."""
+"""Talking to a language model: messages, the provider behind them, its cost, and the record of it all.
+
+The client itself, `model.client.OpenAIProvider`, is imported by who needs it: that takes a second.
+"""
 
 from workbench.agent.model.budget import BudgetError, Ledger, Limits, Spend, load_prices
 from workbench.agent.model.messages import Message, Reply, Request, ToolCall, ToolSpec, Usage
 from workbench.agent.model.profile import Profile, load_profile
-from workbench.agent.model.provider import ContextOverflowError, ModelError, OpenAIProvider, Provider
+from workbench.agent.model.provider import ContextOverflowError, ModelError, Provider
 from workbench.agent.model.recorded import RecordedProvider, ReplayError
 from workbench.agent.model.transcript import Exchange, Transcript
 
@@ -15,7 +18,6 @@ __all__ = [
     "Limits",
     "Message",
     "ModelError",
-    "OpenAIProvider",
     "Profile",
     "Provider",
     "RecordedProvider",

@@ -6,7 +6,7 @@ import time
 
 from workbench.agent.model.budget import Ledger
 from workbench.agent.model.messages import Reply, Request, Usage
-from workbench.agent.model.provider import ModelError, Provider
+from workbench.agent.model.provider import ContextOverflowError, ModelError, Provider
 from workbench.agent.model.transcript import Exchange, Transcript
 from workbench.errors import WorkbenchError
 
@@ -37,24 +37,35 @@ class RecordedProvider:
             ModelError: if the live provider fails; what that cost is recorded.
         """
         known = self._known.get(chain, 0)
+        self._known[chain] = len(request.messages) + 1
         recorded = self.transcript.find(chain, turn)
-        if recorded is not None:
-            reply = self._recorded(recorded, request)
+        if recorded is not None and recorded.request_hash == request.hash:
+            assert recorded.reply is not None
+            reply = recorded.reply
         else:
+            self._raise_again(request, chain, turn)
+            if recorded is not None:
+                raise ReplayError(
+                    f"{self.transcript.path}: chain {chain}, turn {turn} was another request: contracts, "
+                    "prompts, tools or settings have changed since it was recorded; start a new run"
+                )
             with self.ledger.reserve(request) as bounded:
                 reply = self._asked(bounded, chain, turn, known)
-        self._known[chain] = len(request.messages) + 1
         self.ledger.charge(reply)
         return reply
 
-    def _recorded(self, recorded: Exchange, request: Request) -> Reply:
-        if recorded.request_hash != request.hash:
-            raise ReplayError(
-                f"{self.transcript.path}: chain {recorded.chain}, turn {recorded.turn} was another request: "
-                "contracts, prompts, tools or settings have changed since it was recorded; start a new run"
-            )
-        assert recorded.reply is not None
-        return recorded.reply
+    def _raise_again(self, request: Request, chain: int, turn: int) -> None:
+        """Fail as the recorded call did; only a conversation that was too long fails again with a live
+        provider.
+        """
+        failed = self.transcript.find_failed(chain, turn, request.hash)
+        if failed is None:
+            return
+        self.ledger.charge_wasted(failed.wasted)
+        if failed.overflow:
+            raise ContextOverflowError(failed.error)
+        if self._live is None:
+            raise ModelError(failed.error)
 
     def _asked(self, request: Request, chain: int, turn: int, known: int) -> Reply:
         if self._live is None:
@@ -69,6 +80,7 @@ class RecordedProvider:
                 new_messages=request.messages[known:],
                 reply=reply,
                 error=str(error) if error is not None else "",
+                overflow=isinstance(error, ContextOverflowError),
                 wasted=error.wasted if error is not None else Usage(),
                 seconds=time.monotonic() - started,
                 run_seconds=self.ledger.seconds,

@@ -32,6 +32,8 @@ class Exchange(BaseModel):
     reply: Reply | None
     """None if the call failed for good."""
     error: str = ""
+    overflow: bool = False
+    """True if the call failed because the conversation was too long."""
     wasted: Usage = Usage()
     """Tokens that a failed call may have cost."""
     seconds: float = 0.0
@@ -66,6 +68,13 @@ class Transcript:
         with self._lock:
             found = (e for e in self._exchanges if (e.chain, e.turn) == (chain, turn) and e.reply is not None)
             return next(found, None)
+
+    def find_failed(self, chain: int, turn: int, request_hash: str) -> Exchange | None:
+        """The last failed exchange of one request, if there is one."""
+        with self._lock:
+            wanted = (chain, turn, request_hash)
+            failed = (e for e in reversed(self._exchanges) if e.reply is None)
+            return next((e for e in failed if (e.chain, e.turn, e.request_hash) == wanted), None)
 
     def add(self, exchange: Exchange) -> None:
         """Put an exchange on disk; it is there for good when this returns."""

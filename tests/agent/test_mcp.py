@@ -1,0 +1,88 @@
+"""The desk over MCP, spoken to by the official SDK's client in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import StdioServerParameters
+from mcp.client import Client
+
+ROOT = Path(__file__).parents[2]
+WORKBENCH = str(Path(sys.executable).with_name("workbench"))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    for folder in ("verifiers", "templates", "docs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("generated_kernels", "tuning_db"):
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+def server(workspace: Path, *options: str) -> StdioServerParameters:
+    arguments = ["mcp", "--op", "rmsnorm", "--workload", "small_b1", "--workers", "1"]
+    return StdioServerParameters(
+        command=WORKBENCH,
+        args=[*arguments, *options],
+        env={"WORKBENCH_ROOT": str(workspace), "PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
+    )
+
+
+def said(result: Any) -> str:
+    return "".join(part.text for part in result.content)
+
+
+def test_a_wrong_and_a_right_candidate_and_both_reports(workspace: Path) -> None:
+    progress: list[float] = []
+
+    async def note(value: float, total: float | None, message: str | None) -> None:
+        progress.append(value)
+
+    async def talk() -> None:
+        async with Client(server(workspace, "--max-candidates", "2")) as client:
+            tools = {t.name: t for t in (await client.list_tools()).tools}
+            assert {"read", "submit", "read_report", "compare", "what_bounds", "finish"} <= tools.keys()
+            assert "source" in tools["submit"].input_schema["properties"]
+            uris = [str(r.uri) for r in (await client.list_resources()).resources]
+            assert "workbench://contract/rmsnorm" in uris and "workbench://template/rmsnorm/row" in uris
+            template = await client.read_resource("workbench://template/rmsnorm/row")
+            source = template.contents[0].text
+            wrong = source.replace("        cute.arch.griddepcontrol_wait()\n", "", 1)
+            assert wrong != source
+            result = await client.call_tool("submit", {"source": wrong}, progress_callback=note)
+            assert not result.is_error and "REFUSED" in said(result) and "pdl-wait-missing" in said(result)
+            wait = "        cute.arch.griddepcontrol_launch_dependents()\n"
+            edit = {"old": wait, "new": f"        cute.arch.griddepcontrol_wait()\n{wait}"}
+            result = await client.call_tool("submit", {"base": "c0-0", "edits": [edit]})
+            assert "VERIFIED" in said(result) and "predicted" in said(result)
+            assert "REFUSED" in said(await client.call_tool("read_report", {"candidate": "c0-0"}))
+            assert "VERIFIED" in said(await client.call_tool("read_report", {"candidate": "c0-1"}))
+            refused = await client.call_tool("submit", {"base": "row"})
+            assert refused.is_error and "all 2 candidates" in said(refused)
+            bad = await client.call_tool("submit", {"sauce": "x"})
+            assert bad.is_error and "sauce" in said(bad)
+            assert "passes" in said(await client.call_tool("finish", {}))
+
+    anyio.run(talk)
+    assert progress == sorted(progress)
+
+
+def test_an_unknown_op_is_one_line(workspace: Path) -> None:
+    import subprocess
+
+    child = subprocess.run(
+        [WORKBENCH, "mcp", "--op", "nothing"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "WORKBENCH_ROOT": str(workspace)},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert child.returncode == 2 and child.stdout == "" and "unknown op 'nothing'" in child.stderr
