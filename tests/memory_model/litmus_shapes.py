@@ -27,7 +27,7 @@ def shape(places: tuple[str, ...], *columns: str, declared: str = "x=0; y=0; f=0
 
 def _shapes() -> dict[str, mm.Litmus]:
     found = {}
-    for scope in ("cta", "gpu", "sys"):
+    for scope in ("cta", "gpu"):
         for where, places in (("one", ONE), ("two", TWO)):
             name = f"{scope}-{where}"
             found[f"MP-{name}"] = shape(
@@ -232,10 +232,13 @@ def _accesses(draw: st.DrawFn, scopes: list[p.Scope], fresh: Iterator[int] | Non
             value = draw(values if fresh is not None else st.one_of(_small, _registers))
             return p.Store(address, (value,), order, kept)
         case 6 | 7:
-            operation = draw(st.sampled_from(["add", "exch", "cas", *(["max"] if fresh is None else [])]))
+            operations = ["add", "exch"] if fresh is not None else ["add", "exch", "cas", "max"]
+            operation = draw(st.sampled_from(operations))
             orders = [p.Order.RELAXED, p.Order.RELEASE, p.Order.ACQUIRE, p.Order.ACQ_REL]
             operands = (draw(_small), draw(values)) if operation == "cas" else (draw(values),)
             order = draw(st.sampled_from(orders))
+            if fresh is not None and order.acquires:
+                address = p.Address("f")
             return p.Atomic(operation, draw(_registers), address, operands, order, scope)
         case 8:
             orders = [p.Order.RELAXED, p.Order.RELEASE, p.Order.ACQ_REL]
@@ -250,7 +253,8 @@ def _accesses(draw: st.DrawFn, scopes: list[p.Scope], fresh: Iterator[int] | Non
 def small_programs(draw: st.DrawFn, distinct: bool = False) -> mm.Litmus:
     """Two or three threads over two locations, in one or two CTAs, perhaps with barriers.
 
-    `distinct`: every write changes its location (a write of what is there already is none to the simulator).
+    `distinct`: for the comparison of races; every write changes its location, and what
+    `test_cross_check_races.test_known_differences` lists does not occur.
     """
     fresh = (1 << n for n in count_from(2)) if distinct else None
     count = draw(st.sampled_from([2, 2, 3]))
@@ -277,5 +281,69 @@ def small_programs(draw: st.DrawFn, distinct: bool = False) -> mm.Litmus:
             code.insert(first, p.ClusterBarrier(False, order))
             code.insert(draw(st.integers(first + 1, len(code))), p.ClusterBarrier(True, p.Order.ACQUIRE))
     threads = tuple(p.Thread(f"P{n}", places[n], tuple(codes[n])) for n in range(count))
-    locations = tuple(p.Location(name) for name in _PLACES)
+    locations = tuple(p.Location(name) for name in (*_PLACES, "f"))
     return mm.parse(mm.render(p.Litmus("random", locations, threads, p.Quantifier.EXISTS, Every(()))))
+
+
+SKELETONS = (
+    "Wx Ry | Wy Rx",
+    "Wx Wy | Ry Rx",
+    "Rx Wy | Ry Wx",
+    "Wx Wy | Wy Wx",
+    "Wx Wy | Wy Rx",
+    "Wx Wy | Ry Wx",
+    "Wx | Rx Rx",
+    "Wx Wx | Rx Rx",
+    "Wx | Rx Wx",
+    "Wx Rx | Wx Rx",
+    "Ux | Ux Rx",
+    "Wx Wy | Uy | Ry Rx",
+    "Wx | Rx Wy | Ry Rx",
+    "Wx Wy | Ry Wx | Rx",
+    "Wx | Ux Ry | Wy Ux",
+    "Ux Ry | Uy Rx",
+    "Ux Uy | Uy Ux",
+    "Wx Uy | Uy Rx",
+    "Wx Wy Wy | Ry Rx",
+    "Wx Wy | Ry Ry Rx",
+    "Wx | Wx | Rx Rx",
+    "Wx Wy | Wy Ry Rx",
+)
+"""Threads with their accesses: write, read or update (an atomic) of x or y."""
+
+
+@st.composite
+def decorated_programs(draw: st.DrawFn) -> mm.Litmus:
+    """A classic skeleton with semantics, scopes and fences drawn; every read and write stays visible."""
+    columns = [column.split() for column in draw(st.sampled_from(SKELETONS)).split("|")]
+    strong = draw(st.booleans())
+    scopes = st.sampled_from([p.Scope.GPU] * 5 + [p.Scope.CTA])
+    fences = draw(st.sampled_from([0, 1, 2]))
+    weak = [] if strong else [p.Order.WEAK] * 2
+    values = count_from(1)
+    threads = []
+    for number, column in enumerate(columns):
+        code: list[p.Instruction] = []
+        for step, (kind, where) in enumerate(column):
+            if step and draw(st.integers(0, 2)) < fences:
+                order = draw(st.sampled_from([p.Order.SC, p.Order.SC, p.Order.ACQ_REL]))
+                code.append(p.Fence(order, draw(scopes)))
+            address, register, scope = p.Address(where), p.Register(f"r{step}"), draw(scopes)
+            if kind == "R":
+                order = draw(st.sampled_from([*weak, p.Order.RELAXED, p.Order.ACQUIRE]))
+                code.append(p.Load((register,), address, order, None if order is p.Order.WEAK else scope))
+            elif kind == "W":
+                order = draw(st.sampled_from([*weak, p.Order.RELAXED, p.Order.RELEASE]))
+                value: p.Operand = next(values)
+                if step and column[step - 1][0] == "R" and draw(st.integers(0, 3)) == 0:
+                    value = p.Register(f"r{step - 1}")
+                kept = None if order is p.Order.WEAK else scope
+                code.append(p.Store(address, (value,), order, kept))
+            else:
+                order = draw(st.sampled_from([p.Order.RELAXED, p.Order.ACQ_REL]))
+                operation = draw(st.sampled_from(["add", "exch"]))
+                code.append(p.Atomic(operation, register, address, (next(values),), order, scope))
+        cta = number if draw(st.integers(0, 3)) else 0
+        threads.append(p.Thread(f"P{number}", p.Place(cta, 0), tuple(code)))
+    locations = tuple(p.Location(name) for name in _PLACES)
+    return p.Litmus("decorated", locations, tuple(threads), p.Quantifier.EXISTS, Every(()))

@@ -36,7 +36,7 @@ not exists (~(x = 1 || 1:r0 >= 0x2) && a[1] == x \\/ false);
 """
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(programs())
 def test_what_is_printed_reads_as_the_same(test: mm.Litmus) -> None:
     text = mm.render(test)
