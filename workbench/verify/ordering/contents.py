@@ -20,6 +20,8 @@ SOMEWHERE = "(memory behind a pointer)"
 Bytes = npt.NDArray[np.uint8]
 _PATTERN = 1 << 18
 """Words that are drawn; a longer buffer repeats them."""
+_MOST_FILLED = 1 << 22
+"""Words of a buffer that are filled; what lies behind them is zero and takes no memory."""
 
 
 class Fill(StrEnum):
@@ -66,7 +68,9 @@ def place(memory: Memory, buffers: tuple[SimulatedBuffer, ...]) -> None:
 def write_inputs(memory: Memory, b: SimulatedBuffer, fill: Fill, seed: int) -> None:
     """Give an input its contents: activations, weights, metadata and state."""
     words = memory.view(b.name)[: b.nbytes // 4 * 4].view(np.uint32)
-    memory.view(b.name)[b.nbytes // 4 * 4 :] = 0
+    words = words[:_MOST_FILLED]
+    if b.nbytes % 4:
+        memory.view(b.name)[b.nbytes // 4 * 4 :] = 0
     if b.fill is not None:
         words[:] = b.fill
     elif fill is Fill.ZEROS:
@@ -86,7 +90,8 @@ def write_inputs(memory: Memory, b: SimulatedBuffer, fill: Fill, seed: int) -> N
         pattern = _numbers(min(len(words), _PATTERN), seed)
         for start in range(0, len(words), _PATTERN):
             words[start : start + _PATTERN] = pattern[: len(words) - start]
-    memory.mark_written(b.name)
+    if not memory.allocation(b.name).initialized:
+        memory.mark_written(b.name)
 
 
 def _numbers(count: int, seed: int) -> npt.NDArray[np.uint32]:

@@ -8,6 +8,7 @@ The budget is counted in work, not in seconds, so that the same file gives the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from workbench.errors import WorkbenchError
 from workbench.findings import Finding, Severity
-from workbench.isa.ptx.model import Module
+from workbench.isa.ptx.model import Kernel, Label, Module, Symbol
 from workbench.ops.model import Role
 from workbench.simulator import (
     KernelLaunch,
@@ -33,9 +34,11 @@ from workbench.verify.ordering.schedules import PLAIN, Schedule, schedules
 
 BUDGET = 1.5
 """Seconds that the runs of one launch list take, as `_cost` estimates them."""
-_STEP, _LANE_INSTRUCTION = 50e-6, 10e-9
+_STEP, _LANE_INSTRUCTION = 200e-6, 10e-9
 """Seconds a block of instructions and a lane's instruction take, about."""
-_MOST_MEMORY = 1 << 30
+_MOST_MEMORY = 1 << 34
+_LOOP = 8
+"""Turns that a loop is taken to make when work is estimated."""
 _HANGS = frozenset(("deadlock", "mbarrier-phase"))
 
 Place = tuple[str, str | None, int | None]
@@ -94,12 +97,34 @@ def audit_dynamic(
     """
     total = sum(b.nbytes for b in buffers)
     if total > _MOST_MEMORY:
-        return DynamicAudit(skipped=f"its buffers have {total >> 20} MiB, and it is run on at most 1024")
+        return DynamicAudit(
+            skipped=f"its buffers have {total >> 20} MiB, and it is run on at most {_MOST_MEMORY >> 20}"
+        )
+    if any(i.opcode == "multimem" for x in launches for i in module.kernel(x.kernel).instructions):
+        return DynamicAudit(skipped="multimem instructions need a multicast address, which nobody gave")
+    work = sum(_work(module.kernel(x.kernel), x) for x in launches)
+    if work * _LANE_INSTRUCTION > budget:
+        return DynamicAudit(
+            skipped=f"it takes more than {work / 1e6:.0f} million lane-instructions, too many for one audit"
+        )
     try:
         session = _Session(module, launches, tuple(buffers), budget)
         return session.audit()
     except UnsupportedInstruction as e:
         return DynamicAudit(skipped=str(e))
+
+
+def _work(kernel: Kernel, launch: DynamicLaunch) -> float:
+    """Lane-instructions of a launch, estimated from its code."""
+    lines: dict[str, int] = {}
+    loops = False
+    for n, item in enumerate(kernel.body):
+        if isinstance(item, Label):
+            lines[item.name] = n
+        elif item.opcode == "bra":
+            loops |= any(isinstance(o, Symbol) and o.name in lines for o in item.operands)
+    lanes = math.prod(launch.grid) * math.prod(launch.block)
+    return float(lanes * len(kernel.instructions) * (_LOOP if loops else 1))
 
 
 def _key(f: Finding) -> Place:
@@ -182,8 +207,10 @@ class _Session:
                     write_inputs(self.memory, b, fill, seed + n)
 
         outcome = simulate_module(self.module, self.launches, self.memory, options, arrive)
-        self.left -= outcome.steps * _STEP + outcome.lane_instructions * _LANE_INSTRUCTION
-        return self._judged(outcome, schedule)
+        run = self._judged(outcome, schedule)
+        cost = outcome.steps * _STEP + outcome.lane_instructions * _LANE_INSTRUCTION
+        self.left -= max(cost, self.left / 2) if run.limited else cost
+        return run
 
     def _replay(self, fill: Fill, seed: int) -> None:
         """Prepare a second pass: new inputs, data that the first pass wrote is unwritten again."""
@@ -202,7 +229,11 @@ class _Session:
     def _judged(self, outcome: Outcome, schedule: Schedule) -> _Run:
         """Turn what the simulator reports into findings under audit rules."""
         run = _Run(completed=outcome.completed)
-        met = {(f.kernel, f.ptx_line) for f in self.watch.findings}
+        met = {
+            (f.kernel, f.ptx_line)
+            for f in (*self.watch.findings, *outcome.findings)
+            if f.rule != "uninitialized-read"
+        }  # reading what is not there yet follows from them
         for f in (*self.watch.findings, *outcome.findings):
             if f.rule == "time-limit":
                 run.limited = True
@@ -278,7 +309,8 @@ class _Session:
                 if run.limited:
                     break
                 done.append(schedule)
-                new = {k: f for k, f in run.findings.items() if k not in found}
+                places = {(kernel, line) for _, kernel, line in found}
+                new = {k: f for k, f in run.findings.items() if (k[1], k[2]) not in places}
                 found |= self._confirmed(self._raced(new), schedule, False)
                 if run.completed and not run.findings:
                     found |= self._second_pass(schedule, found)
@@ -295,7 +327,9 @@ class _Session:
         for fill in (f for f in Fill if f is not Fill.POINTERS):
             run = self.run(PLAIN, fill)
             if run.limited:
-                continue
+                if fill is Fill.NUMBERS:
+                    continue  # zeros make loops short
+                break
             if best is None or len(run.findings) < len(best.findings) or (run.completed > best.completed):
                 best, self.fill = run, fill
             if run.completed and not run.findings:
@@ -397,7 +431,7 @@ class _Session:
             severity=Severity.ERROR,
             message=(
                 f"a second launch on what the first left gives {name!r} other values than a first one with "
-                f"the same inputs: it takes data or flags of the first for its own (seen with schedule: "
+                f"the same inputs: it takes data or flags of the first for its own (schedule: "
                 f"{schedule})"
             ),
             fix=_FIX_STALE[rule],

@@ -12,6 +12,8 @@ from workbench.isa.ptx import parse
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.ops.model import Role
 from workbench.verify.ordering.files import AuditDocument, target_of
+from workbench.verify.ordering.joining import joined, run_artifact
+from workbench.verify.ordering.joining import premises as runs_rest_on
 from workbench.verify.ordering.premises import assumptions as premises
 from workbench.verify.ordering.premises import toolchain
 from workbench.verify.ordering.static import artifact_launches, audit_chain, kernel_forms
@@ -46,14 +48,15 @@ def audit_launches(
         replace(launch, roles={**launch.roles, **(roles or {})}) for launch in artifact_launches(artifact)
     ]
     forms = [kernel_forms(module, sass, cubin, launch.kernel, missing) for launch in launches]
+    ran = run_artifact(module, artifact, launches, cubin)
     targets = [
         target_of(
             target,
             a.kernel,
             artifact.arch,
-            a,
+            joined(a, ran),
             toolchain(artifact.toolchain),
-            (*premises(launch, artifact.arch), *assumptions),
+            (*premises(launch, artifact.arch), *assumptions, *runs_rest_on(ran)),
         )
         for launch, a in zip(launches, audit_chain(forms, launches), strict=True)
     ]
