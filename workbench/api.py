@@ -268,6 +268,7 @@ def _audit_one(
     from workbench.report.findings import Listing
     from workbench.verify.ordering import AuditDocument, audit_file
     from workbench.verify.ordering.launches import audit_launches
+    from workbench.verify.ordering.lint import linted
     from workbench.verify.ordering.python import audit_python
 
     if path.suffix != ".py" and not path.is_dir():
@@ -286,6 +287,8 @@ def _audit_one(
         raise WorkbenchError(f"{path} says itself how it is launched; leave the contract out")
     artifact = compile_kernel(path, workload=workload, knobs=knobs, arch=arch, workspace=workspace)
     document = audit_launches(artifact, str(path))
+    if path.suffix == ".py" and path.is_file():
+        document = linted(document, path.read_text(), path.name)
     if name is not None:
         document = _only(document, name)
     return document, (Listing.of(artifact),) * len(document.targets)

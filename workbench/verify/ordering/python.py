@@ -24,6 +24,7 @@ from workbench.ops.model import Role
 from workbench.verify.contract import Contract, ContractKernel, load_contract
 from workbench.verify.ordering.files import AuditDocument
 from workbench.verify.ordering.launches import audit_launches
+from workbench.verify.ordering.lint import linted
 
 _DEFAULT_DTYPE = DType.F32
 
@@ -81,7 +82,8 @@ def audit_python(
         if kernel is not None:
             document = document.only([launch.kernel for launch in artifact.launches if _is(launch, kernel)])
         if document.targets:
-            found.append(AuditedHost(_placed(document, path.name), artifact))
+            document = linted(_placed(document, path.name), plain.source, path.name)
+            found.append(AuditedHost(document, artifact))
     if not found and kernel is not None:
         raise ContentError(path, f"its host functions do not launch the kernel {kernel!r}")
     return found

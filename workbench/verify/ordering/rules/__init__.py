@@ -50,10 +50,13 @@ PDL_RULES = (
 )
 """Decided by `rules.pdl` on solved event programs, of both forms together."""
 
+SOURCE_RULES = ("asm-ordering",)
+"""Decided by `rules.asm` on source text, where a kernel comes with one."""
+
 
 def decided() -> tuple[str, ...]:
     """Ids of all rules that the static audit decides."""
-    return tuple(dict.fromkeys((*PDL_RULES, *PTX_RULES, *SASS_RULES)))
+    return tuple(dict.fromkeys((*PDL_RULES, *PTX_RULES, *SASS_RULES, *SOURCE_RULES)))
 
 
 def apply(ptx: PtxView | None, sass: SassView | None) -> list[Finding]:
