@@ -15,6 +15,7 @@ FIXES = {
     "race": "let one lane write each address, or use an atomic operation",
     "barrier-divergence": "let all threads that the barrier counts reach it, whole warps at a time",
     "deadlock": "make sure that what the waiting threads need can still happen",
+    "not-co-resident": "launch no more CTAs than fit, or let the last to arrive go on instead of spinning",
     "time-limit": "look for a loop that does not end; or allow more time or instructions",
     "membermask": "name exactly the lanes that execute the instruction",
     "warp-divergence": "bring the named lanes together, or leave them out of the member mask",

@@ -22,6 +22,7 @@ PAIRS = Path(__file__).parent / "pairs"
 PAGES = ROOT / "docs" / "rules"
 SUFFIXES = (".ptx", ".cu", ".py")
 STAGES = ("static", "dynamic")
+_SUFFIX_OF = {"python": ".py", "cuda": ".cu"}
 
 _FOUND_BY = re.compile(r"^(?://|#) found by: (static|dynamic|static, dynamic)$")
 _BLOCK = re.compile(r"^```(\w+) (wrong|right|contract)\n(.*?)^```$", re.M | re.S)
@@ -127,10 +128,10 @@ def _of_page(page: Path) -> list[Pair]:
         if kind == "contract":
             contract = text
         elif kind == "wrong":
-            wrong = Source(f".{language}", text)
+            wrong = Source(_SUFFIX_OF.get(language, f".{language}"), text)
         elif wrong is not None:
             found.append(
-                Pair(page.stem, f"page{len(found) + 1}", wrong, Source(f".{language}", text), contract)
+                Pair(page.stem, f"page{len(found) + 1}", wrong, Source(wrong.suffix, text), contract)
             )
             wrong = None
     return found
@@ -162,3 +163,30 @@ def to_ptx(text: str, folder: Path, arch: str = "sm_103a") -> str:
     if done.returncode:
         raise ValueError(done.stderr)
     return (folder / "k.made.ptx").read_text()
+
+
+# -- the index of the pages ------------------------------------------------------------------------
+
+
+def index() -> str:
+    """What docs/rules/README.md says: each page, its severity, how it is found, and its first sentence."""
+    rows = ["| rule | severity | found by | what goes wrong |", "|---|---|---|---|"]
+    for page in pages():
+        text = page.read_text()
+        cells = {m[1]: m[2] for m in re.finditer(r"^\| (severity|found by) \| (.+?) \|$", text, re.M)}
+        first = text.split("\n\n")[1].replace("\n", " ")
+        rows.append(f"| [{page.stem}]({page.name}) | {cells['severity']} | {cells['found by']} | {first} |")
+    return _INDEX + "\n".join(rows) + "\n"
+
+
+_INDEX = """# Rules of the ordering audit
+
+One page a rule: what goes wrong, how it is found, a wrong kernel with its right twin, the fix, and what the
+rule rests on. The kernels are tests: `tests/verify/ordering/test_pairs.py` audits each of them. The PTX is what
+the audit follows and executes; the SASS is what runs, so that a claim about order is made there; the simulator
+runs the kernel under schedules that try to break it, where the contract says enough.
+
+"""
+
+if __name__ == "__main__":
+    (PAGES / "README.md").write_text(index())
