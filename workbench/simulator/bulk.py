@@ -400,6 +400,7 @@ def remote_store(
     if ck.order is not None:
         whole = np.full(len(chosen), to.size, np.int64)
         ck.order.extents(operation, True, True, target_at, whole, atomic=bool(op))
+        ck.order.message(operation)
     ck.asyncs.issue(operation)
 
 

@@ -519,13 +519,15 @@ class Objects:
         if clock:
             self.foreign[target] = clocks.world.join(self.foreign.get(target), clock)
 
-    def take(self, targets: Array, homes: Array, rows: Array, classes: Array) -> None:
-        """Have classes know what the objects do; all (pairs,), pairs distinct."""
+    def take(
+        self, targets: Array, homes: Array, rows: Array, classes: Array, *, near: bool = False
+    ) -> None:
+        """Have classes know what the objects do (with `near` of their own CTA only); pairs are distinct."""
         clocks, local = self.clocks, self.local
-        near = homes == rows
-        if near.any():
-            clocks.learn(rows[near], classes[near], local[:, targets[near]])
-        if near.all() and not self.foreign:
+        home = homes == rows
+        if home.any():
+            clocks.learn(rows[home], classes[home], local[:, targets[home]])
+        if near or (home.all() and not self.foreign):
             return
         for t, h, r, c in zip(
             targets.tolist(), homes.tolist(), rows.tolist(), classes.tolist(), strict=True

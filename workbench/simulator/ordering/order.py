@@ -12,7 +12,7 @@ from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
 from workbench.simulator.ordering.clocks import FOREVER, Clocks, Objects, TooFineError, World
 from workbench.simulator.ordering.flags import Flags, fence
-from workbench.simulator.ordering.rules import RELAXED_CLUSTER, WAITED, judge, sentence
+from workbench.simulator.ordering.rules import FREED, MESSAGE, RELAXED_CLUSTER, WAITED, excused, judge, sentence
 from workbench.simulator.ordering.shadow import CLUSTER, CTA, GPU, SYS, Clash, Kind, Record, Region, Spans
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 BARRIERS = 16
+_UNIT = 16
+"""Bytes of a granule before a smaller access is met."""
 _SCOPES = {"cta": CTA, "cluster": CLUSTER, "gpu": GPU, "sys": SYS, "gl": GPU}
 
 
@@ -61,19 +63,12 @@ class LaunchOrder:
         self.world = World()
         self.flags = Flags()
         self._regions: dict[int, Region | None] = {}
-        self._unit = 16
-
-    def unit(self, sites: Sequence[Site]) -> None:
-        """Take note of the sizes of a program's accesses to global memory."""
-        if not self._regions:
-            sizes = [s.size for s in sites if s.space in ("global", "generic")]
-            self._unit = min([self._unit, *sizes])
 
     def region(self, a: Allocation) -> Region | None:
         """Return the region of a buffer; None if no kernel may write it."""
         if a.start not in self._regions:
-            count = -(-a.size // self._unit) + 32
-            self._regions[a.start] = Region(count, self._unit, a.name) if a.writable else None
+            count = -(-a.size // _UNIT) + 32
+            self._regions[a.start] = Region(count, _UNIT, a.name) if a.writable else None
         return self._regions[a.start]
 
 
@@ -93,14 +88,11 @@ class ChunkOrder:
             launch.world, chunk.ctas + chunk.launch.first_cta, chunk.launch.threads, layers, x * y * z,
             chunk.launch.rank,
         )  # fmt: skip
-        sites = chunk.launch.program.context.sites
-        launch.unit(sites)
         space = chunk.space_shared
-        unit = min([16, *(s.size for s in sites if s.space in ("shared", "cluster", "generic"))])
-        self.unit = unit
-        self.stride = space.stride // unit
-        self.shared = Region(space.banks * self.stride + 32, unit, None, self.stride) if space.size else None
-        self.global_atomics = False
+        self.shared: Region | None = None
+        if space.size:
+            width = space.stride // _UNIT
+            self.shared = Region(space.banks * width, _UNIT, None, width)
         self.off = False
         """The threads differ too much to be followed."""
         self.early = False
@@ -111,8 +103,9 @@ class ChunkOrder:
         self._relaxed: dict[int, dict[int, Array]] = {}
         self._filling: Objects | None = None
         self._done: Objects | None = None
-        self._narrow: dict[int, dict[int, Array]] = {}
-        self._narrow_done: dict[int, dict[int, Array]] = {}
+        self._side: dict[tuple[str, int], dict[int, Array]] = {}
+        """By kind and mbarrier: what arrivals of too narrow a scope, and senders of st.async, know."""
+        self._side_done: dict[tuple[str, int], dict[int, Array]] = {}
         self._agents: dict[Any, int] = {}
         self._waited: dict[int, set[int]] = {}
 
@@ -147,9 +140,10 @@ class ChunkOrder:
             return None
         kind = kind or self._kind(site, write, "shared")
         self.early = False
-        unit = self.unit
+        if site.size < region.unit:
+            region.refine(site.size)
+        unit, stride = region.unit, region.width
         place = i // unit if unit > 1 else i
-        stride = self.stride
         if rows is not None:
             place, stride = place + rows * stride, 0
         r = Record(kind, self.clocks, co, place, max(1, site.size // unit), low // unit, -(-high // unit), stride)
@@ -182,6 +176,8 @@ class ChunkOrder:
             if site.low <= site.high:
                 site.quiet = True
             return
+        if site.size < region.unit:
+            region.refine(site.size)
         unit = region.unit
         kind = self._kind(site, write, "global")
         place = (i - a.start) // unit if unit > 1 else i - a.start
@@ -282,6 +278,12 @@ class ChunkOrder:
             self.off = True
 
     def _report(self, clash: Clash, region: Region) -> None:
+        spared = excused(clash)
+        if spared.any():
+            if spared.all():
+                return
+            clash.lanes, clash.others = clash.lanes[~spared], clash.others[~spared]
+            clash.granules = clash.granules[~spared]
         verdict = judge(clash, region)
         n = clash.later
         if bool((clash.earlier.stamp(clash.others[:1]) == FOREVER).all()) and not n.kind.write:
@@ -456,7 +458,7 @@ class ChunkOrder:
             clock = {int(self.clocks.ctas[rows[k]]): vector[:, k].copy()}
             clock = world.join(self.clocks.foreign.get((int(rows[k]), int(classes[k]))), clock)
             t = int(targets[k])
-            self._narrow[t] = world.join(self._narrow.get(t), clock)
+            self._side[FREED, t] = world.join(self._side.get((FREED, t)), clock)
 
     def mbarrier_reset(self, slots: Array) -> None:
         """mbarriers are set up anew."""
@@ -466,8 +468,9 @@ class ChunkOrder:
         filling.clear(slots)
         done.clear(slots)
         for t in slots.tolist():
-            self._narrow.pop(t, None)
-            self._narrow_done.pop(t, None)
+            for kind in (FREED, MESSAGE):
+                self._side.pop((kind, t), None)
+                self._side_done.pop((kind, t), None)
 
     def mbarrier_complete(self, slots: Array) -> None:
         """A phase is complete."""
@@ -475,9 +478,10 @@ class ChunkOrder:
             return
         filling, done = self._phases()
         filling.move(slots, done)
-        if self._narrow or self._narrow_done:
+        if self._side or self._side_done:
             for t in slots.tolist():
-                self._narrow_done[t] = self._narrow.pop(t, {})
+                for kind in (FREED, MESSAGE):
+                    self._side_done[kind, t] = self._side.pop((kind, t), {})
 
     def mbarrier_wait(self, item: Instruction, slots: Array, passed: Array, co: Cohort) -> None:
         """Threads find a phase complete."""
@@ -495,19 +499,23 @@ class ChunkOrder:
             return
         if not len(rows):
             return
-        done.take(targets, targets % banks, rows, classes)
         wide = scope_of(item, CTA) >= CLUSTER
+        if wide or not done.foreign:
+            done.take(targets, targets % banks, rows, classes)
+        else:
+            done.take(targets, targets % banks, rows, classes, near=True)
         notes = self.clocks.notes
         for r, c, t in zip(rows.tolist(), classes.tolist(), targets.tolist(), strict=True):
             mine = notes.get((r, c), {})
             waited = mine.get(WAITED, frozenset())
             if t not in waited:
                 notes[r, c] = {**mine, WAITED: waited | {t}}
-            narrow = self._narrow_done.get(t)
-            if narrow:
-                self.note(r, c, "narrow", narrow)
-            if not wide and t in done.foreign:
-                pass
+            for kind in (FREED, MESSAGE):
+                clock = self._side_done.get((kind, t))
+                if clock:
+                    self.note(r, c, kind, clock)
+            if not wide and done.foreign.get(t):
+                self.note(r, c, FREED, done.foreign[t])
 
     # -- asynchronous operations -------------------------------------------------------------------
 
@@ -586,6 +594,8 @@ class ChunkOrder:
                 return
             base = a.start
         assert region is not None
+        bits = int(np.bitwise_or.reduce((starts - base) | sizes))
+        region.refine(bits & -bits)
         unit = region.unit
         first = (starts - base) // unit
         count = -(-(starts - base + sizes) // unit) - first
@@ -601,8 +611,9 @@ class ChunkOrder:
         if self.off or self.shared is None or not items:
             return
         parts, owners = [], []
+        self.shared.refine(min(size for _, size in items))
         for k, (index, size) in enumerate(items):
-            per = max(1, size // self.unit)
+            per = size // self.shared.unit
             at = (index.ravel()[:, None] * per + np.arange(per)).ravel()
             parts.append(at)
             owners.append(np.full(len(at), k))
@@ -616,7 +627,7 @@ class ChunkOrder:
             return
         low, high = int(granules.min()), int(granules.max()) + 1
         if shared:
-            inside = granules % self.stride
+            inside = granules % (self.shared.width if self.shared is not None else 1)
             low, high = int(inside.min()), int(inside.max()) + 1
         home = operation.lanes // self.chunk.launch.threads
         space = "shared" if shared else "global"
@@ -625,6 +636,18 @@ class ChunkOrder:
             operation.item, write, space, operation, "copy", home, (granules, elements), (low, high), region,
             scope=scope,
         )  # fmt: skip
+
+    def message(self, operation: Operation) -> None:
+        """st.async is issued: whoever waits for the mbarrier follows the loads that the data came from."""
+        if self.off or operation.slots is None:
+            return
+        rows, threads = np.divmod(operation.lanes, self.chunk.launch.threads)
+        classes = self.clocks.class_of[threads]
+        senders = np.unique(np.stack([operation.slots, rows, classes]), axis=1)
+        for t, r, c in senders.T.tolist():
+            if t >= 0:
+                clock = self.clocks.peek(r, c)
+                self._side[MESSAGE, t] = self.clocks.world.join(self._side.get((MESSAGE, t)), clock)
 
     def operands(self, item: Instruction, lanes: Array, key: str, index: Sequence[Array]) -> list[Spans]:
         """Matrix instructions are issued that read 16-byte items of the chunk's shared memory.
@@ -646,11 +669,11 @@ class ChunkOrder:
         except TooFineError:
             self.off = True
             return []
-        per = max(1, 16 // self.unit)
+        per = 16 // self.shared.unit
         parts = [(at.ravel()[:, None] * per + np.arange(per)).ravel() for at in index]
         granules = np.concatenate(parts)
         elements = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
-        inside = granules % self.stride
+        inside = granules % (self.shared.width if self.shared is not None else 1)
         r = Spans(
             Kind(item, False, agent="mma"), self.clocks, (rows, threads), (rows, agents), (granules, elements),
             int(inside.min()), int(inside.max()) + 1,
@@ -673,6 +696,8 @@ class ChunkOrder:
         row, thread = divmod(lane, self.chunk.launch.threads)
         if ("mma", thread) not in self._agents:
             return
+        sent = self.clocks.peek(row, int(self.clocks.class_of[thread]))
+        self._side[MESSAGE, slot] = self.clocks.world.join(self._side.get((MESSAGE, slot)), sent)
         filling, _ = self._phases()
         c = self.clocks.class_of[self._agents["mma", thread]]
         vector = np.zeros((self.clocks.layers, self.clocks.count), np.int64)
@@ -746,7 +771,8 @@ class ChunkOrder:
         key = (id(site.instruction), True, "copy")
         if key not in self._kinds:
             self._kinds[key] = Kind(site.instruction, True, agent="cp.async")
-        unit = self.unit
+        region.refine(site.size)
+        unit = region.unit
         rows = np.broadcast_to(co.rows(), co.shape).ravel()
         offset = place - rows * self.chunk.space_shared.stride
         low, high = int(offset.min()), int(offset.max()) + site.size

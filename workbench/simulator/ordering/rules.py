@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.ordering.clocks import FOREVER, covers
@@ -15,10 +16,11 @@ from workbench.simulator.ordering.shadow import CTA, GPU, Clash, Record, Region,
 if TYPE_CHECKING:
     from workbench.simulator.scheduler import Chunk
 
-RELAXED_CLUSTER, WAITED = "relaxed cluster barrier", "waited"
-"""Notes of a class: what barrier.cluster.arrive.relaxed would have handed to it, and the mbarriers (columns) for
-which it has waited."""
-_SCOPE = {1: "CTA", 2: "cluster", 3: "GPU", 4: "system"}
+Array = npt.NDArray[Any]
+RELAXED_CLUSTER, FREED = "relaxed cluster barrier", "freed"
+MESSAGE, WAITED = "message", "waited"
+"""Notes of a class: what barrier.cluster.arrive.relaxed and mbarriers of too narrow a scope would have handed to it,
+what the senders of st.async knew, and the mbarriers for which it has waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,36 @@ def judge(clash: Clash, region: Region) -> Verdict:
             "use .gpu scope (or .cluster, .sys) on both sides",
         )
     return _asynchronous(clash, region) or _missed(clash) or _plain(clash, region)
+
+
+def excused(clash: Clash) -> Array:
+    """Return which lanes of a clash are a write after a read that a relaxed or narrow synchronization orders.
+
+    A load whose value has been used is over, whatever the scope of the arrival after it: CUTLASS frees buffers
+    with .cta scope, cluster barriers at the end of a kernel are relaxed, and data that st.async carries came from
+    loads that are over. A copy that refills a stage follows the copy before it if the matrix instruction that was
+    committed in between did.
+    """
+    n, e = clash.later, clash.earlier
+    out = np.zeros(len(clash.lanes), bool)
+    if not n.kind.write or clash.unfenced or n.kind.readonly or e.kind.readonly:
+        return out
+    if e.kind.write and not (e.kind.agent and n.kind.agent):
+        return out
+    rows, threads = n.by if isinstance(n, Spans) else n.lanes()
+    rows, classes = rows[clash.lanes], n.clocks.class_of[threads[clash.lanes]]
+    far, them = e.lanes()
+    ctas, them = e.clocks.ctas[far[clash.others]], them[clash.others]
+    stamps = e.stamp(clash.others)
+    owner = e.clocks
+    for r, c, cta in set(zip(rows.tolist(), classes.tolist(), ctas.tolist(), strict=True)):
+        notes = n.clocks.notes.get((r, c), {})
+        at = np.flatnonzero((rows == r) & (classes == c) & (ctas == cta))
+        for key in (MESSAGE,) if e.kind.write else (RELAXED_CLUSTER, FREED, MESSAGE):
+            clock = notes.get(key)
+            if clock and cta in clock:
+                out[at] |= owner.fit(clock[cta])[0][owner.class_of[them[at]]] > stamps[at]
+    return out
 
 
 def _name(scope: int) -> str:
@@ -143,7 +175,7 @@ def _missed(clash: Clash) -> Verdict | None:
             "barrier.cluster.arrive.relaxed orders no memory accesses",
             "use barrier.cluster.arrive.release with barrier.cluster.wait.acquire",
         )
-    if covers(world, notes.get(NARROW), cta, them, stamp):
+    if covers(world, notes.get(NARROW), cta, them, stamp) or covers(world, notes.get(FREED), cta, them, stamp):
         return Verdict(
             "scope-too-narrow",
             "the flag or mbarrier between them is used with a scope that leaves out the other thread",

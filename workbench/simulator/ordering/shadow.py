@@ -105,6 +105,14 @@ class Record:
             self._granules = first, lanes
         return self._granules
 
+    def refine(self, k: int) -> None:
+        """Count in granules of 1/k of the size."""
+        self.low, self.high, self.per, self.stride = self.low * k, self.high * k, self.per * k, self.stride * k
+        if self.place is not None:
+            self.place, self._granules = self.place * k, None
+        elif self._granules is not None:
+            self._granules = _finer(self._granules, k)
+
     def stamp(self, lanes: Array) -> Array:
         """Return the stamps of lanes."""
         if self.stamps is not None:
@@ -124,6 +132,8 @@ class Record:
 
     def same_place(self, other: Record) -> bool:
         """Whether the same lanes of the same instruction touch the same granules."""
+        if isinstance(self, Spans) and isinstance(other, Spans):
+            return _same_spans(self, other)
         if self.kind is not other.kind or self.shape != other.shape or self.stamps is not None:
             return False
         if self.place is None or other.place is None or self.stride != other.stride:
@@ -165,6 +175,21 @@ class Spans(Record):
         self.by = by
 
 
+def _same_spans(old: Spans, new: Spans) -> bool:
+    """Whether the same agents read the same granules, and the old reads are over."""
+    if old.kind.item is not new.kind.item or old.shape != new.shape or old.stamps is None:
+        return False
+    if bool((old.stamps == FOREVER).any()) or old._granules is None or new._granules is None:
+        return False
+    pairs = zip((*old._granules, *old.lanes()), (*new._granules, *new.lanes()), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _finer(granules: tuple[Array, Array], k: int) -> tuple[Array, Array]:
+    at, lanes = granules
+    return (at[:, None] * k + np.arange(k)).ravel(), np.repeat(lanes, k)
+
+
 @dataclass(slots=True)
 class Clash:
     """Accesses that nothing orders: lanes of the later record against lanes of an earlier one."""
@@ -196,7 +221,7 @@ class Region:
         """Writes in the arrays; the first is nobody."""
         self.pending: list[Record] = []
         self.reads: list[Record] = []
-        self._index: dict[tuple[int, int, int], int] = {}
+        self._index: dict[tuple[int, int, int, int], int] = {}
         self._writer: Array | None = None
         self._lane: Array | None = None
         self._scratch: Array | None = None
@@ -206,6 +231,31 @@ class Region:
         self._bytes = 0
         self.refilled: set[int] = set()
         """Lines of instructions that have written here before."""
+
+    def refine(self, unit: int) -> None:
+        """Make the granule smaller: `unit` bytes, a power of two."""
+        if unit >= self.unit:
+            return
+        k = self.unit // unit
+        self.unit, self.count, self.width = unit, self.count * k, self.width * k
+        self._filled = np.repeat(self._filled, k)
+        if self._writer is not None and self._lane is not None:
+            writer, lane = np.zeros(self.count, np.int32), np.zeros(self.count, np.int32)
+            old = slice(self._low, self._high) if self.width == self.count else slice(None)
+            new = slice(self._low * k, self._high * k) if self.width == self.count else slice(None)
+            writer[new], lane[new] = np.repeat(self._writer[old], k), np.repeat(self._lane[old], k)
+            self._writer, self._lane = writer, lane
+        if self._high:
+            self._low, self._high = self._low * k, self._high * k
+        else:
+            self._low = self.count
+        self._scratch = None
+        for r in (*self.pending, *self.reads):
+            r.refine(k)
+        for e in self.records:
+            if e is not None and e.shared is not None:
+                e.shared = _finer(e.shared, k)
+        self._keep(self.reads)
 
     def filled(self, granule: int) -> bool:
         """Whether something was written there, in some bank, before the last access."""
@@ -326,7 +376,7 @@ class Region:
         return out
 
     def _remember(self, r: Record) -> None:
-        key = (id(r.kind), r.low, r.high)
+        key = _key(r)
         k = self._index.get(key, -1)
         if k >= 0 and self.reads[k].same_place(r):
             self.reads[k] = r
@@ -357,7 +407,7 @@ class Region:
 
     def _keep(self, reads: list[Record]) -> None:
         self.reads = reads
-        self._index = {(id(e.kind), e.low, e.high): k for k, e in enumerate(reads)}
+        self._index = {_key(e): k for k, e in enumerate(reads)}
         self._bytes = sum(e.place.nbytes for e in reads if e.place is not None)
 
     def settle(self, clocks: Clocks) -> None:
@@ -376,6 +426,11 @@ class Region:
             self._dead += 1
 
 
+def _key(r: Record) -> tuple[int, int, int, int]:
+    first = int(r.lanes()[0][0]) if isinstance(r, Spans) else 0
+    return id(r.kind.item), r.low, r.high, first
+
+
 def compare(
     r: Record, e: Record, lanes: Array, others: Array, granules: Array, layer: int
 ) -> Clash | None:
@@ -390,6 +445,9 @@ def compare(
     else:
         apart = _apart(r, e, rows, far[others], ctas) if r.kind.scope and e.kind.scope else None
         if apart is not None and not apart.any():
+            return None
+        own = (r.clocks.ctas[rows] == ctas) & (threads == them)
+        if e.stamps is None and not layer and own.all():
             return None
         stamps = e.stamp(others)
         bad = ~r.clocks.knows(rows, threads, ctas, them, stamps)
