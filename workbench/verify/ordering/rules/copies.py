@@ -289,7 +289,7 @@ def _published(view: PtxView, stores: list[Step], groups: _Groups) -> Iterator[F
                 view,
                 e.index,
                 f"this release may be seen before the bulk copy in line {done[0].instruction.line} has "
-                f"written global memory: cp.async.bulk.wait_group.read in line {waits[-1].line} waits only until "
-                "its source has been read",
+                "written global memory: cp.async.bulk.wait_group.read in line "
+                f"{waits[-1].line} waits only until its source has been read",
                 "wait with cp.async.bulk.wait_group (without .read) before the release",
             ).model_copy(update={"count": len(done)})
