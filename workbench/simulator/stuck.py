@@ -63,14 +63,18 @@ def _polls(ck: Chunk) -> list[_Wait]:
     found: list[_Wait] = []
     absent = len(ck.ctas) - ck.started
     on_memory: list[tuple[int, Cohort]] = []
+    on_barriers: list[tuple[tuple[Instruction, str], Cohort]] = []
     for key, cohorts in ck.yielded.items():
-        k = key % len(blocks)
         for co in cohorts:
             known = ck.mbarriers.describe(co)
             if known is not None:
-                found.append(_Wait("mbarrier-phase", *known, co, True))
+                on_barriers.append((known, co))
             else:
-                on_memory.append((k, co))
+                on_memory.append((key % len(blocks), co))
+    polling = {int(c) // ck.cluster_size for _, co in on_memory for c in np.unique(co.ctas)}
+    for known, co in on_barriers:
+        root = polling.isdisjoint(int(c) // ck.cluster_size for c in np.unique(co.ctas))
+        found.append(_Wait("mbarrier-phase", *known, co, root))
     for k, co in on_memory:
         item, what = _polled(ck, k, co)
         text = f"polls {what} that no one changes any more"

@@ -22,6 +22,10 @@ from workbench.verify.report import Verdict
 
 _WAITS = frozenset(("pdl-load-before-wait", "pdl-wait-missing", "nc-load-of-mutable"))
 """Rules that name the same mistake, seen from different sides."""
+_MOST_SMEM = 227 << 10
+"""Bytes of shared memory that a CTA can have."""
+_MOST_SHARED = 1 << 28
+"""Bytes of shared memory of all CTAs that are simulated."""
 _MOST_SMS = {"gb300": 160}
 """Multiprocessors that a contract may count on at most, where that is more than the machine described has."""
 
@@ -51,6 +55,11 @@ def run_contract(
             name = entry.name or names[0]
             kernel = module.kernel(name)
             launch = launch_of(entry, name)
+            if any(i.opcode == "cp" and "tensor" in i.modifiers for i in kernel.instructions):
+                return f"{name} uses tensor maps, which a contract does not describe"
+            smem = _dynamic_smem(module, kernel, entry)
+            if smem * math.prod(entry.grid) > _MOST_SHARED:
+                return f"{name} has too many CTAs for the shared memory that it may use"
             absent = [n for n in range(len(kernel.params)) if n not in launch.params]
             if absent:
                 return f"the contract does not say what parameter {absent[0]} of {name} is"
@@ -64,13 +73,25 @@ def run_contract(
                 return f"the contract's parameters of {name} do not have the kernel's sizes"
             launches.append(
                 DynamicLaunch(
-                    name, entry.grid, entry.block, entry.cluster, entry.smem_bytes, entry.pdl,
+                    name, entry.grid, entry.block, entry.cluster, smem, entry.pdl,
                     _binder(kernel, launch), _capacity(module, entry.block, entry.smem_bytes, cubin, name),
                 )
             )  # fmt: skip
         return launches, list(buffers.values())
 
     return dynamic_or_reason(build, module)
+
+
+def _dynamic_smem(module: Module, kernel: Kernel, entry: ContractKernel) -> int:
+    """Dynamic shared memory of a CTA: all there is, if the kernel uses some and the contract says nothing."""
+    variables = (*module.variables, *kernel.variables)
+    if entry.smem_bytes or not any(
+        v.space == "shared" and (v.elements is None or v.extern) for v in variables
+    ):
+        return entry.smem_bytes
+    static = sum(v.elements * int(v.type.lstrip("busf")) // 8 for v in variables
+                 if v.space == "shared" and v.elements is not None and not v.extern)  # fmt: skip
+    return max(0, _MOST_SMEM - static - 1024)
 
 
 def _both(a: SimulatedBuffer, b: SimulatedBuffer) -> SimulatedBuffer:
