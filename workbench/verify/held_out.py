@@ -14,6 +14,7 @@ from workbench.errors import ContentError
 from workbench.expressions import Value
 from workbench.ops.model import Op, Workload
 from workbench.templates import Template, parse_template
+from workbench.verify.differential import check_differential
 from workbench.verify.report import Check, Verdict
 from workbench.verify.runs import CaseCache, Level, check_artifact
 
@@ -58,6 +59,9 @@ def _check_at(
     except CompileError as e:
         return Check(name=name, verdict=Verdict.FAIL, summary=f"{at}: does not compile: {e}")
     report = check_artifact(artifact, op, level=Level.FULL, seed=seed, cases=CaseCache(capacity=1)).report
+    if report.verdict is Verdict.PASS:
+        more = check_differential(artifact, op, workload, seed)
+        report = report.model_copy(update={"checks": (*report.checks, more)})
     bad = [c for c in report.checks if c.verdict is not Verdict.PASS]
     summary = f"{at}: {len(report.checks)} checks pass"
     if bad:

@@ -16,8 +16,10 @@ from workbench.findings import Finding
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.ops.model import Op, Workload
 from workbench.simulator import Counters, Memory, Outcome, SimulationOptions, UnsupportedInstruction, simulate
+from workbench.verify.honesty import check_honesty
 from workbench.verify.inputs import POISONS, Case, place_scratch, reset_scratch
 from workbench.verify.ordering import audit
+from workbench.verify.ordering.rehearsal import rehearse
 from workbench.verify.report import Check, Report, Verdict, verdict_of
 
 SCREENED = ("ordinary", "ties", "negative_gates", "large")
@@ -84,6 +86,8 @@ class _Runs:
     labels: list[str] = field(default_factory=list)
     counters: tuple[Counters, ...] = ()
     lane_instructions: int = 0
+    schedules: bool = False
+    """Run the inputs that are repeated under adversarial schedules too."""
 
     def run(self, generator: str, seed: int, *, repeat: bool = False) -> bool:
         """Run one generator's inputs and judge the outputs; False if something failed."""
@@ -117,6 +121,15 @@ class _Runs:
             self.checks.append(check)
             if repeat:
                 self.checks.append(_determinism(outputs[0], outputs[1]))
+            if repeat and self.schedules:
+
+                def restore() -> None:
+                    case.restore(POISONS[0])
+                    reset_scratch(memory, scratch, POISONS[0])
+
+                rehearsed = rehearse(self.artifact, memory, restore, outcome, self.options)
+                if rehearsed is not None:
+                    self.checks.append(rehearsed)
             return check.verdict is Verdict.PASS
         finally:
             memory.release(mark)
@@ -194,8 +207,10 @@ def check_artifact(
         cases or CaseCache(),
         SimulationOptions(processes=processes, time_limit=time_limit, count_sectors=True),
     )
+    runs.schedules = level is Level.FULL
     sass = _disassembled(artifact)
     runs.checks.append(audit(artifact, sass))
+    runs.checks.append(check_honesty(artifact, op))
     wanted = list(generators) if generators is not None else _generators(op, level)
     plan = [(name, seed, name == "ordinary") for name in wanted]
     if level is Level.FULL and generators is None:

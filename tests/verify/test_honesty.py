@@ -1,0 +1,140 @@
+"""Honesty of compiled code: kernels that are right today for the wrong reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from workbench import api
+from workbench.artifact import Artifact
+from workbench.compile import CompileRequest, compile_candidate
+from workbench.ops import load_op
+from workbench.ops.model import Op
+from workbench.templates import parse_template
+from workbench.verify.differential import check_differential
+from workbench.verify.honesty import check_honesty
+from workbench.verify.report import Verdict
+from workbench.workspace import Workspace
+
+ROOT = Path(__file__).parents[2]
+F4, R4 = "{%f,%f,%f,%f}", "{%r,%r,%r,%r}"
+ROW = (ROOT / "templates" / "rmsnorm" / "row.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def op() -> Op:
+    return load_op(Workspace(ROOT), "rmsnorm")
+
+
+@pytest.fixture(scope="module")
+def artifact(op: Op) -> Artifact:
+    template = parse_template(ROW, Path("row.py"))
+    return compile_candidate(CompileRequest.of(op, "small_b1", template, template.default))
+
+
+def altered(artifact: Artifact, change: Callable[[str], str]) -> Artifact:
+    ptx = change(artifact.ptx)
+    assert ptx != artifact.ptx
+    return artifact.model_copy(update={"ptx": ptx})
+
+
+def rules(artifact: Artifact, op: Op) -> set[str]:
+    return {f.rule for f in check_honesty(artifact, op).findings if f.severity.value == "error"}
+
+
+def test_a_shipped_kernel_is_honest(artifact: Artifact, op: Op) -> None:
+    assert check_honesty(artifact, op).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("register", ["%clock", "%clock64", "%globaltimer", "%gridid", "%envreg3"])
+def test_clocks_and_the_like_are_hidden_inputs(artifact: Artifact, op: Op, register: str) -> None:
+    size = "64" if register in ("%clock64", "%globaltimer", "%gridid") else "32"
+    line = f"\t.reg .b{size} %hidden;\n\tmov.u{size} %hidden, {register};\n"
+    bad = altered(artifact, lambda ptx: ptx.replace("{\n", "{\n" + line, 1))
+    assert rules(bad, op) == {"hidden-input"}
+
+
+def test_the_place_on_the_machine_is_a_warning(artifact: Artifact, op: Op) -> None:
+    line = "\t.reg .b32 %hidden;\n\tmov.u32 %hidden, %smid;\n"
+    check = check_honesty(altered(artifact, lambda ptx: ptx.replace("{\n", "{\n" + line, 1)), op)
+    assert check.verdict is Verdict.PASS and [f.rule for f in check.findings] == ["hidden-input"]
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "cvt.rn.satfinite.e4m3x2.f32 %h, %f, %f;",
+        "cvt.rn.satfinite.e2m1x2.f32 %h8, %f, %f;",
+        f"mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {F4}, {R4}, {{%r,%r}}, {F4};",
+        f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {R4}, {R4}, {{%r,%r}}, {R4};",
+    ],
+)
+def test_narrower_types_than_the_contract_has_are_downgrades(
+    artifact: Artifact, op: Op, instruction: str
+) -> None:
+    declare = "\t.reg .b16 %h; .reg .b8 %h8; .reg .f32 %f; .reg .b32 %r;\n"
+    bad = altered(artifact, lambda ptx: ptx.replace("{\n", "{\n" + declare + "\t" + instruction + "\n", 1))
+    assert "dtype-downgrade" in rules(bad, op)
+
+
+def test_conversions_between_wide_types_and_from_narrow_ones_are_fine(artifact: Artifact, op: Op) -> None:
+    lines = (
+        "\t.reg .b16 %h; .reg .f32 %f; .reg .b32 %r;\n\tcvt.rn.bf16.f32 %h, %f;\n"
+        "\tcvt.rn.f16x2.e4m3x2 %r, %h;\n\tcvt.u32.u8 %r, %h;\n"
+    )
+    good = altered(artifact, lambda ptx: ptx.replace("{\n", "{\n" + lines, 1))
+    assert rules(good, op) == set()
+
+
+def test_code_for_another_target_is_refused(artifact: Artifact, op: Op) -> None:
+    bad = altered(artifact, lambda ptx: ptx.replace(".target sm_103a", ".target sm_90a"))
+    assert rules(bad, op) == {"wrong-target"}
+    assert "wrong-target" in rules(artifact.model_copy(update={"cubin": b"no cubin"}), op)
+
+
+def test_an_input_that_no_launch_is_given(artifact: Artifact, op: Op) -> None:
+    (launch,) = artifact.launches
+    kept = tuple(p for p in launch.params if all(r.buffer != "weight" for r in p.relocations))
+    bad = artifact.model_copy(update={"launches": (launch.model_copy(update={"params": kept}),)})
+    assert rules(bad, op) == {"input-unread"}
+    assert "identical-launches" in rules(artifact.model_copy(update={"launches": ()}), op)
+
+
+# -- what needs runs ---------------------------------------------------------------------------------
+
+
+def compiled(op: Op, change: Callable[[str], str]) -> Artifact:
+    source = change(ROW)
+    assert source != ROW
+    template = parse_template(source, Path("row.py"))
+    return compile_candidate(CompileRequest.of(op, "small_b1", template, template.default))
+
+
+def test_a_shipped_kernel_follows_its_inputs_and_not_its_addresses(artifact: Artifact, op: Op) -> None:
+    check = check_differential(artifact, op, op.workload("small_b1"), 0)
+    assert check.verdict is Verdict.PASS and "weight" in check.summary and "buffers moved" in check.summary
+
+
+def test_an_input_that_is_read_and_forgotten(op: Op) -> None:
+    bad = compiled(op, lambda s: s.replace("* scale * w.load().to(Float32)", "* scale"))
+    check = check_differential(bad, op, op.workload("small_b1"), 0)
+    weight = next(f for f in check.findings if f.buffer == "weight")
+    assert weight.rule == "input-ignored" and "does not change with it" in weight.message
+
+
+def test_a_kernel_that_looks_at_its_pointers(op: Op) -> None:
+    trick = "(held[r].load().to(Float32) * scale"
+    peek = "(held[r].load().to(Float32) * (scale + Float32((x.iterator.toint() >> 21) & 1))"
+    bad = compiled(op, lambda s: s.replace(trick, peek))
+    findings = check_differential(bad, op, op.workload("small_b1"), 0).findings
+    assert "address-dependent" in {f.rule for f in findings}
+
+
+def test_verify_itself_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "forgetful.py"
+    path.write_text(ROW.replace("* scale * w.load().to(Float32)", "* scale"))
+    artifact = api.compile_kernel(path, workload="small_b1", workspace=Workspace(ROOT))
+    report = api.simulate(artifact, level="full", workspace=Workspace(ROOT)).report
+    assert report.verdict is Verdict.FAIL and "honesty" in {c.name for c in report.checks}
