@@ -182,9 +182,9 @@ def index() -> str:
 _INDEX = """# Rules of the ordering audit
 
 One page a rule: what goes wrong, how it is found, a wrong kernel with its right twin, the fix, and what the
-rule rests on. The kernels are tests: `tests/verify/ordering/test_pairs.py` audits each of them. The PTX is what
-the audit follows and executes; the SASS is what runs, so that a claim about order is made there; the simulator
-runs the kernel under schedules that try to break it, where the contract says enough.
+rule rests on. The kernels are tests: `tests/verify/ordering/test_pairs.py` audits each of them. The PTX is
+what the audit follows and executes; the SASS is what runs, so that a claim about order is made there; the
+simulator runs the kernel under schedules that try to break it, where the contract says enough.
 
 """
 

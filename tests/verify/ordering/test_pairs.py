@@ -5,6 +5,7 @@ Pairs stand in `pairs/<rule>/` and in the pages of `docs/rules`; `pairing` says 
 
 from __future__ import annotations
 
+from collections import Counter
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,15 @@ WORKSPACE = Workspace(Path(__file__).resolve().parents[3])
 
 
 def _params(found: tuple[Pair, ...]) -> list[object]:
-    return [pytest.param(p, id=p.id) for p in found]
+    """All pairs; those beyond the page's and the first two of a rule are slow tests."""
+    seen: Counter[str] = Counter()
+    params = []
+    for p in found:
+        page = p.name.startswith("page")
+        seen[p.rule] += not page
+        slow = not page and seen[p.rule] > 2
+        params.append(pytest.param(p, id=p.id, marks=pytest.mark.slow if slow else ()))
+    return params
 
 
 Stages = dict[str, list[Finding]]
