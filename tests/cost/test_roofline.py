@@ -24,6 +24,14 @@ EXPERT_TP16 = 384 * 1792 + 384 * 112 + 3584 * 96 + 3584 * 6
         ("moe_experts", "tp16_b1", 17.5, 2.19),
         ("moe_topk", "tp8_b1", 0.0072, 0.0009),
         ("rmsnorm", "tp8_b1", 0.043, 0.0054),
+        ("skinny_gemm", "tp8_b1", 90.2, 11.27),
+        ("skinny_gemm", "tp16_b1", 46.1, 5.77),
+        ("skinny_gemm", "mla_tp8_b1", 52.3, 6.54),
+        ("o_proj", "tp8_b1", 22.0, 2.75),
+        ("kda", "tp8_b1", 2.08, 0.26),
+        ("mla_query", "tp8_b1", 8.66, 1.08),
+        ("mla_value", "tp8_b1", 1.59, 0.199),
+        ("attn_res", "tp8_b1", 0.158, 0.0197),
     ],
 )
 def test_matches_the_survey(op: str, workload: str, megabytes: float, us: float) -> None:
