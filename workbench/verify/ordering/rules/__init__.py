@@ -15,6 +15,7 @@ from workbench.verify.ordering.rules.proxy import proxy_fences
 from workbench.verify.ordering.rules.proxy_sass import proxy_fences_sass
 from workbench.verify.ordering.rules.tcgen05 import tcgen05_order
 from workbench.verify.ordering.rules.tmem import tmem_lifetime
+from workbench.verify.ordering.rules.wgmma import wgmma_order
 from workbench.verify.ordering.view import PtxView, SassView
 
 PtxRule = Callable[[PtxView], Iterable[Finding]]
@@ -30,6 +31,7 @@ PTX_RULES: dict[str, tuple[PtxRule, ...]] = {
     "barrier-reuse": (barriers_ptx,),
     "tcgen05-order": (tcgen05_order,),
     "tmem-lifetime": (tmem_lifetime,),
+    "wgmma-order": (wgmma_order,),
 }
 """Rule id to the functions that decide it on the PTX; one may stand under several ids and runs once."""
 SASS_RULES: dict[str, tuple[SassRule, ...]] = {
