@@ -96,7 +96,7 @@ def test_the_verdict_is_the_same_every_time(name: str) -> None:
 
 def test_schedules_print_their_seed() -> None:
     assert str(PLAIN) == "seed 0, lockstep"
-    assert str(Schedule(replace(PLAIN.adversary, resident=3), 7)) == "seed 7, lockstep, 3 CTAs resident"
+    assert str(Schedule(replace(PLAIN.adversary, resident=3), 7)) == "seed 7, random order, 3 CTAs resident"
 
 
 def test_sentinels_and_awaited_values_are_told_apart() -> None:

@@ -17,7 +17,10 @@ class Schedule:
 
     def __str__(self) -> str:
         """As findings print it."""
-        return f"seed {self.seed}, {self.adversary}"
+        words = str(self.adversary)
+        if self.seed:
+            words = words.replace("lockstep", "random order")
+        return f"seed {self.seed}, {words}"
 
 
 PLAIN = Schedule(Adversary(overlap=True))
