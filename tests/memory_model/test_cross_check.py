@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
 
-from tests.memory_model.litmus_kernels import FEW, MANY, compare
+from tests.memory_model.litmus_kernels import FEW, MANY, OWN, PUBLIC, compare, fitting
 from tests.memory_model.litmus_shapes import SHAPES, small_programs
 from workbench import memory_model as mm
 
@@ -13,6 +15,21 @@ from workbench import memory_model as mm
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_classic_shapes(name: str) -> None:
     assert compare(SHAPES[name], FEW).ends == ()
+
+
+@pytest.mark.parametrize("path", fitting(OWN), ids=lambda path: path.stem)
+def test_own_litmus_tests(path: Path) -> None:
+    """Also those with copies, mbarriers, clusters and dependent grids."""
+    found = compare(mm.read(path), FEW)
+    assert found.ends == ()
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public litmus tests are not beside the project")
+def test_public_litmus_tests() -> None:
+    paths = fitting(PUBLIC)
+    assert len(paths) > 70
+    for path in paths:
+        assert compare(mm.read(path), FEW).ends == (), path
 
 
 def _check(test: mm.Litmus, seeds: int) -> None:

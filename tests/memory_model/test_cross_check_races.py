@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
 
-from tests.memory_model.litmus_kernels import FEW, MANY, compare
+from tests.memory_model.litmus_kernels import FEW, MANY, OWN, PUBLIC, compare, fitting
 from tests.memory_model.litmus_shapes import ONE, SHAPES, TWO, decorated_programs, shape, small_programs
 from workbench import memory_model as mm
+from workbench.memory_model import program as p
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
@@ -16,13 +19,33 @@ def test_classic_shapes(name: str) -> None:
     assert (found.missed, found.false_alarms) == (False, ())
 
 
+def beyond_clocks(test: mm.Litmus) -> bool:
+    """True if a race may be excluded by what the simulator does not follow.
+
+    That is the order of fence.sc in several threads, and observation: a thread reads a location and accesses
+    it again (see `test_known_differences`).
+    """
+    fences = 0
+    for thread in test.threads:
+        fences += any(isinstance(i, p.Fence) and i.order is p.Order.SC for i in thread.code)
+        read: set[str] = set()
+        for i in thread.code:
+            if isinstance(i, p.Load | p.Store | p.Atomic):
+                if i.address.name in read:
+                    return True
+                if not isinstance(i, p.Store):
+                    read.add(i.address.name)
+    return fences > 1
+
+
 def _check(test: mm.Litmus, seeds: int) -> None:
     note(mm.render(test))
     try:
         found = compare(test, seeds)
     except mm.UndecidedError:
         assume(False)
-    assert (found.missed, found.false_alarms) == (False, ())
+    assert not found.missed
+    assert found.false_alarms == () or beyond_clocks(test)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -51,6 +74,39 @@ def test_many_decorated_skeletons(test: mm.Litmus) -> None:
     _check(test, MANY)
 
 
+LAUNCHES = "happens-before is not followed from one launch to the next"
+MISSED = {
+    "bulk-store-one-group-pending": "a thread that reads where its own bulk store is under way",
+    "pdl-barrier-before-wait": LAUNCHES,
+    "pdl-chain-broken": LAUNCHES,
+    "pdl-load-before-wait": LAUNCHES,
+    "pdl-no-wait": LAUNCHES,
+    "pdl-no-wait-no-trigger": LAUNCHES,
+    "pdl-other-thread-waits": LAUNCHES,
+    "pdl-release-after-trigger": LAUNCHES,
+    "pdl-release-fence-narrow": LAUNCHES,
+    "pdl-release-other-store": LAUNCHES,
+    "pdl-release-second-trigger": LAUNCHES,
+    "pdl-write-before-wait": LAUNCHES,
+}
+"""Own tests whose race no schedule shows yet, and why; mend it and the test says so."""
+
+
+@pytest.mark.parametrize("path", fitting(OWN), ids=lambda path: path.stem)
+def test_own_litmus_tests(path: Path) -> None:
+    """Also those with copies, mbarriers, clusters and dependent grids."""
+    found = compare(mm.read(path), FEW)
+    assert (found.missed, found.false_alarms) == (path.stem in MISSED, ())
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public litmus tests are not beside the project")
+def test_public_litmus_tests() -> None:
+    for path in fitting(PUBLIC):
+        found = compare(mm.read(path), FEW)
+        assert not found.missed, path
+        assert found.false_alarms == () or path.stem == "Release-acquire-pattern", path
+
+
 @pytest.mark.parametrize(
     ("test", "missed", "alarm"),
     [
@@ -58,6 +114,39 @@ def test_many_decorated_skeletons(test: mm.Litmus) -> None:
         (shape(TWO, "st.weak x, 1", "st.weak x, 1"), True, False),
         # A failed compare-and-swap is a write to the simulator and a read in the dialect.
         (shape(TWO, "ld.weak r0, x", "atom.relaxed.gpu.cas r0, x, 5, 6"), False, True),
+        # To the simulator a relaxed store after a release to the same place begins anew; in PTX it is part
+        # of the release pattern.
+        (
+            shape(
+                TWO,
+                "st.weak x, 1; st.release.gpu f, 1; st.relaxed.gpu f, 2",
+                "L:; ld.acquire.gpu r0, f; bne r0, 2, L; ld.weak r1, x",
+            ),
+            False,
+            True,
+        ),
+        # Observation: who has read a strong write by a strong read is ordered after it with all that it does
+        # to that location, release and acquire or not.
+        (
+            shape(TWO, "st.relaxed.gpu f, 1", "L:; ld.acquire.gpu r0, f; bne r0, 1, L; st.weak f, 0"),
+            False,
+            True,
+        ),
+        (
+            shape(TWO, "st.relaxed.gpu f, 1", "L:; ld.relaxed.gpu r0, f; bne r0, 1, L; ld.weak r1, f"),
+            False,
+            True,
+        ),
+        # The order of fence.sc is no edge to the simulator.
+        (
+            shape(
+                TWO,
+                "st.release.gpu x, 1; fence.sc.gpu; ld.acquire.cta r1, y",
+                "st.release.gpu y, 2; fence.sc.gpu; ld.acquire.gpu r1, x",
+            ),
+            False,
+            True,
+        ),
         # The simulator judges an acquiring atomic operation before it has acquired.
         (
             shape(ONE, "atom.acq_rel.cta.add r0, x, 2", "ld.weak r0, x; atom.acq_rel.cta.add r1, x, 1"),
@@ -67,7 +156,7 @@ def test_many_decorated_skeletons(test: mm.Litmus) -> None:
     ],
 )  # fmt: skip
 def test_known_differences(test: mm.Litmus, missed: bool, alarm: bool) -> None:
-    """Where the two differ on purpose or by what is not mended yet; mend it and this test says so."""
+    """Where the two differ, on purpose or because it is not mended yet; mend it and this test says so."""
     found = compare(test, FEW)
     assert (found.missed, bool(found.false_alarms)) == (missed, alarm)
     assert found.ends == ()
