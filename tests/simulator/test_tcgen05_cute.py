@@ -261,6 +261,14 @@ def test_a_tma_store_without_the_proxy_fence_is_found(server, ctas, instead):
     assert "proxy-fence-missing" in found, outcome.findings
 
 
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_a_tma_store_before_the_barrier_is_found(server, ctas):
+    """The fences are there, but the issuing warp does not wait for the other warps' stores."""
+    barrier = "            pipeline.NamedBarrier(barrier_id=1, num_threads=128).arrive_and_wait()\n"
+    outcome, _, _ = pipelined(server, ctas, edited(STORED, (barrier, "")))
+    assert {"race", "proxy-fence-missing"} & {f.rule for f in outcome.findings}, outcome.findings
+
+
 def test_mma_of_ordinary_stores_without_the_proxy_fence_is_found(server):
     """tcgen05.mma reads operands that threads stored."""
     buffers = [
