@@ -150,6 +150,16 @@ class LaunchState:
         """Whether griddepcontrol.wait returns: the grid before has completed and its memory is visible."""
         return self.external if self.before is None else self.before.complete
 
+    def restart(self) -> None:
+        """Forget what the launch has done so far, to run it again."""
+        self.order = None
+        self.log = FindingLog(self.program.kernel.name)
+        self.open[:] = False
+        self.lane_instructions = self.steps = self.async_bytes = 0
+        self.printed = []
+        if self.traffic is not None:
+            self.traffic = Traffic(self.memory.top)
+
     def parameter(self, offset: int, dtype: str) -> Array:
         """Return a value from the parameter block as (1, 1)."""
         kind = np.dtype(NUMPY[dtype])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -15,6 +15,7 @@ from workbench.simulator.adversary import PLAIN
 from workbench.simulator.cluster import order_of_ctas
 from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, LimitReachedError
+from workbench.simulator.ordering.order import Touched
 from workbench.simulator.runtime import FLAGS
 from workbench.simulator.scheduler import Chunk
 from workbench.simulator.traffic import SECTOR, TrafficCounts
@@ -43,6 +44,8 @@ class Part:
     traffic: TrafficCounts
     async_bytes: int = 0
     """Bytes of bulk and tensor copies."""
+    touched: Touched = field(default_factory=dict)
+    """What it wrote and read of buffers that kernels may write, if other processes run the rest."""
 
     @staticmethod
     def empty(blocks: int, findings: tuple[Finding, ...] = ()) -> Part:
@@ -51,7 +54,7 @@ class Part:
         return Part(findings, visits, [0] * blocks, None, 0, 0, [], False, TrafficCounts())
 
 
-def partition(state: LaunchState) -> list[list[Array]]:
+def partition(state: LaunchState, processes: int | None = None) -> list[list[Array]]:
     """Divide a launch among processes: for each its groups of CTA numbers, each group to be run as one chunk.
 
     CTAs that may wait for one another, or share atomics, stay in one process; so does a launch too small to
@@ -60,7 +63,7 @@ def partition(state: LaunchState) -> list[list[Array]]:
     options, program = state.options, state.program
     loops = any(s <= b.index for b in program.blocks for s in b.successors)
     work = state.ctas * state.threads * sum(c.instructions for c in program.costs) * (_LOOP if loops else 1)
-    workers = max(1, min(options.processes, state.ctas))
+    workers = max(1, min(processes or options.processes, state.ctas))
     checking = bool(options.seed) or options.adversary != PLAIN
     if program.communicates or work < options.parallel_work or checking:
         workers = 1
@@ -146,6 +149,8 @@ def run_steps(state: LaunchState, groups: list[Array], together: bool = False) -
     part.completed &= all(f.rule != "trap" for f in part.findings)
     part.printed = state.printed
     part.async_bytes = state.async_bytes
+    if state.order is not None and state.options.processes > 1:
+        part.touched = state.order.touched()
     if state.traffic is not None:
         part.traffic = state.traffic.counts
     return part

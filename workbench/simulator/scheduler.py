@@ -23,9 +23,9 @@ from workbench.simulator.launch import LaunchState
 from workbench.simulator.mbarrier import Mbarriers
 from workbench.simulator.memory import BASE
 from workbench.simulator.multimem import describe, is_multicast
+from workbench.simulator.ordering.order import order_of
 from workbench.simulator.pending import AsyncOperations
 from workbench.simulator.program import Action, Block, UnsupportedInstruction
-from workbench.simulator.ordering.order import order_of
 from workbench.simulator.proxies import Proxies, needed
 from workbench.simulator.special import special
 from workbench.simulator.stuck import report_deadlock

@@ -14,9 +14,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from workbench.errors import WorkbenchError
 from workbench.simulator.launch import LaunchState
+from workbench.simulator.ordering.order import Touched
+from workbench.simulator.ordering.shadow import meet
 from workbench.simulator.running import Part, joined, partition, run_chunks
+
+Array = npt.NDArray[np.int64]
 
 
 class Workers:
@@ -48,6 +55,20 @@ class Workers:
         """
         state = self._states[index]
         groups = partition(state)
+        if len(groups) == 1 or not state.options.check_races:
+            return self._share(index, groups)[0]
+        before = _Before(state)
+        part, touched = self._share(index, groups)
+        if not part.findings and not _collide(touched):
+            return part
+        # Accesses of different processes are not compared with each other, so that what is found and how it is
+        # told would depend on their number: run it again in one.
+        before.restore(state)
+        return run_chunks(state, partition(state, 1)[0])
+
+    def _share(self, index: int, groups: list[list[Array]]) -> tuple[Part, list[Touched]]:
+        """Run launch `index` in as many processes as there are groups."""
+        state = self._states[index]
         while len(self._children) < len(groups) - 1:
             self._fork(len(self._children) + 1)
         helpers = self._children[: len(groups) - 1]
@@ -57,12 +78,14 @@ class Workers:
             except BrokenPipeError:
                 raise WorkbenchError(_DIED) from None
         part = run_chunks(state, groups[0])
+        touched = [part.touched]
         for _, _, back in helpers:
             answer = _receive(back)
             if isinstance(answer, Exception):
                 raise answer
+            touched.append(answer.touched)
             part = joined(state, part, answer)
-        return part
+        return part, touched
 
     def _fork(self, number: int) -> None:
         sys.stdout.flush()
@@ -97,6 +120,38 @@ class Workers:
             data = struct.pack("<Q", len(data)) + data
             while data:
                 data = data[os.write(answer, data) :]
+
+
+class _Before:
+    """What a launch may change, as it was."""
+
+    def __init__(self, state: LaunchState) -> None:
+        memory = state.memory
+        self._bytes = [
+            (a.start, memory.bytes[a.start : a.end].copy(), memory.shadow[a.start : a.end].copy())
+            for a in memory.allocations
+            if a.writable
+        ]
+
+    def restore(self, state: LaunchState) -> None:
+        """Put everything back and forget what the launch has done."""
+        memory = state.memory
+        for start, data, shadow in self._bytes:
+            memory.bytes[start : start + len(data)] = data
+            memory.shadow[start : start + len(data)] = shadow
+        state.restart()
+
+
+def _collide(touched: list[Touched]) -> bool:
+    """Whether one process wrote what another one wrote or read."""
+    for k, mine in enumerate(touched):
+        for other, theirs in enumerate(touched):
+            if other == k:
+                continue
+            for start in mine.keys() & theirs.keys():
+                if meet(mine[start][0], theirs[start][1]) or (k < other and meet(mine[start][0], theirs[start][0])):
+                    return True
+    return False
 
 
 _DIED = "a simulator process ended early; the machine may be out of memory"

@@ -123,7 +123,9 @@ def _asynchronous(clash: Clash, region: Region) -> Verdict | None:
         else:
             why = "nothing orders that reader before the write that refills the bytes"
         return Verdict(
-            "buffer-reuse", why, "have the readers arrive (or wait_group) and the writer wait before it refills"
+            "buffer-reuse",
+            why,
+            "have the readers arrive (or wait_group) and the writer wait before it refills",
         )
     return None
 
@@ -162,6 +164,14 @@ def _missed(clash: Clash) -> Verdict | None:
                 "fence before the data",
                 "use ld.acquire for the flag, or fence.acq_rel after the loop that polls it",
             )
+    if covers(world, notes.get(NARROW), cta, them, stamp) or covers(
+        world, notes.get(FREED), cta, them, stamp
+    ):
+        return Verdict(
+            "scope-too-narrow",
+            "the flag or mbarrier between them is used with a scope that leaves out the other thread",
+            "use .cluster scope within a cluster, .gpu between CTAs, .sys between GPUs, on both sides",
+        )
     if covers(world, notes.get(LOOSE), cta, them, stamp):
         return Verdict(
             "flag-without-release",
@@ -174,12 +184,6 @@ def _missed(clash: Clash) -> Verdict | None:
             "cluster-barrier",
             "barrier.cluster.arrive.relaxed orders no memory accesses",
             "use barrier.cluster.arrive.release with barrier.cluster.wait.acquire",
-        )
-    if covers(world, notes.get(NARROW), cta, them, stamp) or covers(world, notes.get(FREED), cta, them, stamp):
-        return Verdict(
-            "scope-too-narrow",
-            "the flag or mbarrier between them is used with a scope that leaves out the other thread",
-            "use .cluster scope within a cluster, .gpu between CTAs, .sys between GPUs, on both sides",
         )
     if _elected(clash, cta, them):
         return Verdict(

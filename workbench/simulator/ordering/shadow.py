@@ -57,8 +57,27 @@ class Record:
     """
 
     __slots__ = (
-        "_flat", "_granules", "clocks", "class_of", "ctas", "high", "kind", "last", "low", "note", "per", "place",
-        "rectangular", "remote", "shape", "shared", "stamps", "stride", "threads", "time", "trips",
+        "_flat",
+        "_granules",
+        "class_of",
+        "clocks",
+        "ctas",
+        "high",
+        "kind",
+        "last",
+        "low",
+        "note",
+        "per",
+        "place",
+        "rectangular",
+        "remote",
+        "shape",
+        "shared",
+        "stamps",
+        "stride",
+        "threads",
+        "time",
+        "trips",
     )  # fmt: skip
 
     def __init__(
@@ -107,7 +126,12 @@ class Record:
 
     def refine(self, k: int) -> None:
         """Count in granules of 1/k of the size."""
-        self.low, self.high, self.per, self.stride = self.low * k, self.high * k, self.per * k, self.stride * k
+        self.low, self.high, self.per, self.stride = (
+            self.low * k,
+            self.high * k,
+            self.per * k,
+            self.stride * k,
+        )
         if self.place is not None:
             self.place, self._granules = self.place * k, None
         elif self._granules is not None:
@@ -183,6 +207,25 @@ def _same_spans(old: Spans, new: Spans) -> bool:
         return False
     pairs = zip((*old._granules, *old.lanes()), (*new._granules, *new.lanes()), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _runs(granules: list[Array], unit: int) -> Array:
+    if not granules:
+        return np.zeros((0, 2), np.int64)
+    at = np.unique(np.concatenate(granules))
+    breaks = np.flatnonzero(np.diff(at) > 1)
+    starts, ends = at[np.append(0, breaks + 1)], at[np.append(breaks, len(at) - 1)] + 1
+    result: Array = np.stack([starts, ends], axis=1) * unit
+    return result
+
+
+def meet(a: Array, b: Array) -> bool:
+    """Whether two lists of runs (start, end), each in ascending order, share a byte."""
+    if not len(a) or not len(b):
+        return False
+    k = np.searchsorted(b[:, 1], a[:, 0], side="right")
+    inside = k < len(b)
+    return bool((b[k[inside], 0] < a[inside, 1]).any())
 
 
 def _finer(granules: tuple[Array, Array], k: int) -> tuple[Array, Array]:
@@ -318,9 +361,7 @@ class Region:
             self._remember(r)
         return out
 
-    def _against_writes(
-        self, r: Record, layer: int, unchanged: Callable[[], Array] | None
-    ) -> list[Clash]:
+    def _against_writes(self, r: Record, layer: int, unchanged: Callable[[], Array] | None) -> list[Clash]:
         assert self._writer is not None and self._lane is not None
         granules, lanes = r.granules()
         wrote = self._writer.take(granules)
@@ -410,6 +451,14 @@ class Region:
         self._index = {_key(e): k for k, e in enumerate(reads)}
         self._bytes = sum(e.place.nbytes for e in reads if e.place is not None)
 
+    def touched(self) -> tuple[Array, Array]:
+        """Return the bytes written and the bytes read, each as rows of start and end in ascending order."""
+        wrote = [r.granules()[0] for r in self.pending]
+        if self._writer is not None and self._low < self._high:
+            wrote.append(np.flatnonzero(self._writer[self._low : self._high]) + self._low)
+        read = [r.granules()[0] for r in self.reads]
+        return _runs(wrote, self.unit), _runs(read, self.unit)
+
     def settle(self, clocks: Clocks) -> None:
         """Forget what every thread of the chunk knows of; called when all have met."""
         if not self.reads and not self.pending and len(self.records) - 1 == self._dead:
@@ -431,9 +480,7 @@ def _key(r: Record) -> tuple[int, int, int, int]:
     return id(r.kind.item), r.low, r.high, first
 
 
-def compare(
-    r: Record, e: Record, lanes: Array, others: Array, granules: Array, layer: int
-) -> Clash | None:
+def compare(r: Record, e: Record, lanes: Array, others: Array, granules: Array, layer: int) -> Clash | None:
     """Return the lanes of `r` that are not ordered after lanes of `e` on the same granules, if any."""
     rows, threads = r.by if isinstance(r, Spans) else r.lanes()
     rows, threads = rows[lanes], threads[lanes]
