@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
 
 from tests.memory_model.litmus_kernels import FEW, MANY, OWN, PUBLIC, compare, fitting
-from tests.memory_model.litmus_shapes import ONE, SHAPES, TWO, decorated_programs, shape, small_programs
+from tests.memory_model.litmus_shapes import SHAPES, TWO, decorated_programs, shape, small_programs
 from workbench import memory_model as mm
 from workbench.memory_model import program as p
 
@@ -20,21 +20,16 @@ def test_classic_shapes(name: str) -> None:
 
 
 def beyond_clocks(test: mm.Litmus) -> bool:
-    """True if a race may be excluded by what the simulator does not follow.
+    """True if a race may be excluded by what the simulator does not follow; see `ALARMS`.
 
-    That is the order of fence.sc in several threads, and observation: a thread reads a location and accesses
-    it again (see `test_known_differences`).
+    That is the order of fence.sc in several threads, and what a thread gains by accessing a location twice.
     """
     fences = 0
     for thread in test.threads:
         fences += any(isinstance(i, p.Fence) and i.order is p.Order.SC for i in thread.code)
-        read: set[str] = set()
-        for i in thread.code:
-            if isinstance(i, p.Load | p.Store | p.Atomic):
-                if i.address.name in read:
-                    return True
-                if not isinstance(i, p.Store):
-                    read.add(i.address.name)
+        names = [i.address.name for i in thread.code if isinstance(i, p.Load | p.Store | p.Atomic)]
+        if len(set(names)) < len(names):
+            return True
     return fences > 1
 
 
@@ -89,14 +84,17 @@ MISSED = {
     "pdl-release-second-trigger": LAUNCHES,
     "pdl-write-before-wait": LAUNCHES,
 }
-"""Own tests whose race no schedule shows yet, and why; mend it and the test says so."""
+"""Own tests whose race no schedule shows yet, and why."""
 
 
 @pytest.mark.parametrize("path", fitting(OWN), ids=lambda path: path.stem)
 def test_own_litmus_tests(path: Path) -> None:
     """Also those with copies, mbarriers, clusters and dependent grids."""
     found = compare(mm.read(path), FEW)
-    assert (found.missed, found.false_alarms) == (path.stem in MISSED, ())
+    assert found.false_alarms == ()
+    if found.missed and path.stem in MISSED:
+        pytest.xfail(MISSED[path.stem])
+    assert not found.missed
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public litmus tests are not beside the project")
@@ -114,49 +112,43 @@ def test_public_litmus_tests() -> None:
         (shape(TWO, "st.weak x, 1", "st.weak x, 1"), True, False),
         # A failed compare-and-swap is a write to the simulator and a read in the dialect.
         (shape(TWO, "ld.weak r0, x", "atom.relaxed.gpu.cas r0, x, 5, 6"), False, True),
-        # To the simulator a relaxed store after a release to the same place begins anew; in PTX it is part
-        # of the release pattern.
-        (
-            shape(
-                TWO,
-                "st.weak x, 1; st.release.gpu f, 1; st.relaxed.gpu f, 2",
-                "L:; ld.acquire.gpu r0, f; bne r0, 2, L; ld.weak r1, x",
-            ),
-            False,
-            True,
-        ),
-        # Observation: who has read a strong write by a strong read is ordered after it with all that it does
-        # to that location, release and acquire or not.
-        (
-            shape(TWO, "st.relaxed.gpu f, 1", "L:; ld.acquire.gpu r0, f; bne r0, 1, L; st.weak f, 0"),
-            False,
-            True,
-        ),
-        (
-            shape(TWO, "st.relaxed.gpu f, 1", "L:; ld.relaxed.gpu r0, f; bne r0, 1, L; ld.weak r1, f"),
-            False,
-            True,
-        ),
-        # The order of fence.sc is no edge to the simulator.
-        (
-            shape(
-                TWO,
-                "st.release.gpu x, 1; fence.sc.gpu; ld.acquire.cta r1, y",
-                "st.release.gpu y, 2; fence.sc.gpu; ld.acquire.gpu r1, x",
-            ),
-            False,
-            True,
-        ),
-        # The simulator judges an acquiring atomic operation before it has acquired.
-        (
-            shape(ONE, "atom.acq_rel.cta.add r0, x, 2", "ld.weak r0, x; atom.acq_rel.cta.add r1, x, 1"),
-            False,
-            True,
-        ),
     ],
-)  # fmt: skip
+)
 def test_known_differences(test: mm.Litmus, missed: bool, alarm: bool) -> None:
-    """Where the two differ, on purpose or because it is not mended yet; mend it and this test says so."""
+    """Where the two differ on purpose."""
     found = compare(test, FEW)
     assert (found.missed, bool(found.false_alarms)) == (missed, alarm)
     assert found.ends == ()
+
+
+ALARMS = {
+    "a relaxed store after a release to the same place is part of the release pattern": (
+        "st.weak x, 1; st.release.gpu f, 1; st.relaxed.gpu f, 2",
+        "L:; ld.acquire.gpu r0, f; bne r0, 2, L; ld.weak r1, x",
+    ),
+    "who observes a strong write is ordered after it on that location, released or not": (
+        "st.relaxed.gpu f, 1",
+        "L:; ld.acquire.gpu r0, f; bne r0, 1, L; st.weak f, 0",
+    ),
+    "who observes a strong write is ordered after it on that location, acquired or not": (
+        "st.relaxed.gpu f, 1",
+        "L:; ld.relaxed.gpu r0, f; bne r0, 1, L; ld.weak r1, f",
+    ),
+    "fence.sc are ordered": (
+        "st.release.gpu x, 1; fence.sc.gpu; ld.acquire.cta r1, y",
+        "st.release.gpu y, 2; fence.sc.gpu; ld.acquire.gpu r1, x",
+    ),
+    "an atomic operation that acquires has acquired before it writes": (
+        "atom.acq_rel.gpu.add r0, x, 2",
+        "ld.weak r0, x; atom.acq_rel.gpu.add r1, x, 1",
+    ),
+}
+"""Programs without a race in which the simulator has reported one, by what orders the accesses."""
+
+
+@pytest.mark.parametrize("why", sorted(ALARMS))
+def test_known_false_alarms(why: str) -> None:
+    found = compare(shape(TWO, *ALARMS[why]), FEW)
+    assert (found.ends, found.missed) == ((), False)
+    if found.false_alarms:
+        pytest.xfail(f"the simulator does not follow yet that {why}")

@@ -1,4 +1,4 @@
-"""The axioms of the PTX memory model (PTX ISA 8.8 to 8.10) on one candidate with every read given its write.
+"""The axioms of the PTX memory model (PTX ISA 8.7 to 8.10) on one candidate with every read given its write.
 
 Coherence is partial: initial writes first, what causality orders, and morally strong pairs either way. More
 of it would only forbid more.
@@ -78,7 +78,7 @@ def consistent(
 
 
 def _observation(c: Candidate, reads_from: Mapping[int, int]) -> Rows:
-    """By write: the reads that observe it, directly or through read-modify-writes (8.8.2)."""
+    """By write: the reads that observe it, directly or through read-modify-writes (8.9.2)."""
     observed = [0] * c.size
     for read, write in reads_from.items():
         if c.strong[write] >> read & 1:
@@ -98,7 +98,7 @@ def _observation(c: Candidate, reads_from: Mapping[int, int]) -> Rows:
 
 
 def _fence_orders(c: Candidate, base: Rows) -> Iterator[Rows]:
-    """Base causality with each order of the morally strong fence.sc pairs that fits it (8.8.3)."""
+    """Base causality with each order of the morally strong fence.sc pairs that fits it (8.9.3)."""
     pairs = _strong_pairs(c, c.sequential)
     stack = [(base, 0)]
     while stack:
@@ -133,7 +133,7 @@ def _ordered(rows: Rows, i: int, j: int) -> Rows:
 
 
 def _preserved(c: Candidate, base: Rows) -> Rows:
-    """Proxy-preserved base causality between accesses of one cell (8.8.5)."""
+    """Proxy-preserved base causality between accesses of one cell (8.9.5)."""
     events = c.events
     rows = [0] * c.size
     if not c.mixed:
@@ -200,7 +200,7 @@ def _edited(c: Candidate, base: Rows, write: int, acquire: int) -> bool:
 
 
 def _causality(c: Candidate, preserved: Rows, observed: Rows) -> Rows:
-    """Causality: preserved base causality, or observation followed by it (8.8.6)."""
+    """Causality: preserved base causality, or observation followed by it (8.9.5)."""
     rows = list(preserved)
     for write, reads in enumerate(observed):
         for read in bits(reads):

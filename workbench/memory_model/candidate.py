@@ -153,7 +153,7 @@ class Candidate:
             for j in bits(self.po[i]):
                 related[j] |= 1 << i
         self.strong: Rows = [0] * size
-        """Morally strong pairs (PTX ISA 8.6)."""
+        """Morally strong pairs (PTX ISA 8.7)."""
         memory = [e.cell >= 0 for e in events]
         for i in range(size):
             a = events[i]

@@ -46,7 +46,7 @@ class Order(Enum):
 
 
 class Proxy(IntEnum):
-    """The path by which memory is reached (PTX ISA 8.3)."""
+    """The path by which memory is reached (PTX ISA 8.6)."""
 
     GENERIC = 0
     SURFACE = 1
