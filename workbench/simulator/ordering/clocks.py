@@ -186,7 +186,7 @@ class Clocks:
                 continue
             for notes in (self.foreign, self.fence_foreign, self.notes):
                 for row, c in [key for key in notes if key[1] == p]:
-                    notes[row, before + k] = notes[row, c]  # type: ignore[index,assignment]
+                    notes[row, before + k] = notes[row, c]
 
     def agent(self) -> int:
         """Add an asynchronous agent to every CTA and return its thread number."""
@@ -213,7 +213,8 @@ class Clocks:
     def isolate(self, threads: Array) -> None:
         """Make each of `threads` a class of its own."""
         threads = threads[self._size[self.class_of[threads]] > 1]
-        new, parents, sizes = self.class_of.copy(), [], list(self._size)
+        new, sizes = self.class_of.copy(), list(self._size)
+        parents: list[int] = []
         for t in threads.tolist():
             c = int(new[t])
             if sizes[c] > 1:
@@ -521,9 +522,7 @@ class Objects:
         if clock:
             self.foreign[target] = clocks.world.join(self.foreign.get(target), clock)
 
-    def take(
-        self, targets: Array, homes: Array, rows: Array, classes: Array, *, near: bool = False
-    ) -> None:
+    def take(self, targets: Array, homes: Array, rows: Array, classes: Array, *, near: bool = False) -> None:
         """Have classes know what the objects do (with `near` of their own CTA only); pairs are distinct."""
         clocks, local = self.clocks, self.local
         home = homes == rows
@@ -531,9 +530,7 @@ class Objects:
             clocks.learn(rows[home], classes[home], local[:, targets[home]])
         if near or (home.all() and not self.foreign):
             return
-        for t, h, r, c in zip(
-            targets.tolist(), homes.tolist(), rows.tolist(), classes.tolist(), strict=True
-        ):
+        for t, h, r, c in zip(targets.tolist(), homes.tolist(), rows.tolist(), classes.tolist(), strict=True):
             if h != r:
                 clocks.learn_clock(r, c, {int(clocks.ctas[h]): local[:, t].copy()})
             clocks.learn_clock(r, c, self.foreign.get(t))

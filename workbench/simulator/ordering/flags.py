@@ -50,6 +50,11 @@ class Location:
     version: int = 0
 
 
+def few(co: Cohort) -> bool:
+    """Whether so few lanes of each CTA act that they may be setting flags, not storing data."""
+    return co.lanes <= 1024 and co.lanes <= 4 * len(np.unique(co.ctas))
+
+
 class Flags:
     """The locations of a launch."""
 
@@ -68,9 +73,7 @@ class Flags:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def write(
-        self, kind: Kind, rmw: bool, spaces: Array, at: Array, co: Cohort, clocks: Clocks
-    ) -> None:
+    def write(self, kind: Kind, rmw: bool, spaces: Array, at: Array, co: Cohort, clocks: Clocks) -> None:
         """A strong store or an atomic operation.
 
         Args:
@@ -82,16 +85,16 @@ class Flags:
             clocks: of their chunk.
         """
         fences = bool(clocks.fence_time.any())
-        if not kind.release and not fences and (rmw or len(at) > 4 * co.shape[0]):
+        if not kind.release and not fences and not few(co):
             if not rmw and self.locations and int(at.max()) >= self.low and int(at.min()) <= self.high:
-                for key in set(zip(spaces.tolist(), at.tolist(), strict=True)) & self.locations.keys():
-                    del self.locations[key]
+                for gone in set(zip(spaces.tolist(), at.tolist(), strict=True)) & self.locations.keys():
+                    del self.locations[gone]
             return
         if len(at) > _MANY:
             self._write_many(kind, co, clocks)
             return
-        joint, key = np.unique(np.stack([spaces, at]), axis=1, return_inverse=True)
-        key = key.ravel()
+        joint, inverse = np.unique(np.stack([spaces, at]), axis=1, return_inverse=True)
+        key: Array = inverse.ravel()
         if joint.shape[1] > _APART * max(1, len(np.unique(co.ctas))):
             self._write_many(kind, co, clocks)
             return
@@ -181,7 +184,7 @@ class Flags:
         location = self.locations.get(key)
         if location is not None:
             self._learn(kind, key, location, row, c, clocks)
-        if not wrote or (location is None and not kind.release and not clocks.fence_time[row, c]):
+        if not wrote:
             return
         location = self._at(key)
         location.version = self._next()
@@ -222,9 +225,7 @@ class Flags:
         clocks.notes[r, c] = notes
 
 
-def fence(
-    clocks: Clocks, co: Cohort, scope: int, *, release: bool, acquire: bool, sc: bool = False
-) -> None:
+def fence(clocks: Clocks, co: Cohort, scope: int, *, release: bool, acquire: bool, sc: bool = False) -> None:
     """fence and membar of the threads of a cohort.
 
     Two fence.sc whose scopes include each other are ordered one way or the other (ISA, Fence-SC order); in a
@@ -269,4 +270,4 @@ def fence(
             for i, (r, c) in enumerate(zip(rows.tolist(), classes.tolist(), strict=True)):
                 known = world.join(known, {int(clocks.ctas[r]): vector[:, i].copy()})
                 known = world.join(known, clocks.foreign.get((r, c)))
-            world.fenced[clocks.rank] = known
+            world.fenced[clocks.rank] = known or {}

@@ -11,8 +11,16 @@ import numpy.typing as npt
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
 from workbench.simulator.ordering.clocks import FOREVER, Clocks, Objects, TooFineError, World
-from workbench.simulator.ordering.flags import Flags, fence
-from workbench.simulator.ordering.rules import FREED, MESSAGE, RELAXED_CLUSTER, WAITED, excused, judge, sentence
+from workbench.simulator.ordering.flags import Flags, fence, few
+from workbench.simulator.ordering.rules import (
+    FREED,
+    MESSAGE,
+    RELAXED_CLUSTER,
+    WAITED,
+    excused,
+    judge,
+    sentence,
+)
 from workbench.simulator.ordering.shadow import CLUSTER, CTA, GPU, SYS, Clash, Kind, Record, Region, Spans
 
 if TYPE_CHECKING:
@@ -23,6 +31,8 @@ if TYPE_CHECKING:
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
+Touched = dict[int, tuple[Array, Array]]
+"""By buffer: bytes written and bytes read, see `Region.touched`."""
 BARRIERS = 16
 _UNIT = 16
 """Bytes of a granule before a smaller access is met."""
@@ -63,6 +73,10 @@ class LaunchOrder:
         self.world = World()
         self.flags = Flags()
         self._regions: dict[int, Region | None] = {}
+
+    def touched(self) -> Touched:
+        """Return what was written and read of each buffer that kernels may write."""
+        return {start: region.touched() for start, region in self._regions.items() if region is not None}
 
     def region(self, a: Allocation) -> Region | None:
         """Return the region of a buffer; None if no kernel may write it."""
@@ -146,7 +160,9 @@ class ChunkOrder:
         place = i // unit if unit > 1 else i
         if rows is not None:
             place, stride = place + rows * stride, 0
-        r = Record(kind, self.clocks, co, place, max(1, site.size // unit), low // unit, -(-high // unit), stride)
+        r = Record(
+            kind, self.clocks, co, place, max(1, site.size // unit), low // unit, -(-high // unit), stride
+        )
         r.remote = rows is not None
 
         def unchanged() -> Array:
@@ -260,7 +276,7 @@ class ChunkOrder:
         flat = at.ravel()
         busy = kind.release or bool(clocks.fence_time.any())
         try:
-            if not busy and not (wanted and flags.locations):
+            if not busy and not few(co) and not (wanted and flags.locations):
                 return
             if not wanted:
                 flags.write(kind, True, spaces, flat, co, clocks)
@@ -310,8 +326,12 @@ class ChunkOrder:
         scope = scope_of(item, SYS)
         try:
             fence(
-                self.clocks, co, scope, release="acquire" not in m, acquire="release" not in m,
-                sc=item.opcode == "membar" or "sc" in m
+                self.clocks,
+                co,
+                scope,
+                release="acquire" not in m,
+                acquire="release" not in m,
+                sc=item.opcode == "membar" or "sc" in m,
             )
         except TooFineError:
             self.off = True
@@ -618,7 +638,9 @@ class ChunkOrder:
             at = (index.ravel()[:, None] * per + np.arange(per)).ravel()
             parts.append(at)
             owners.append(np.full(len(at), k))
-        self._pieces(operation, write, True, np.concatenate(parts), np.concatenate(owners), self.shared, False)
+        self._pieces(
+            operation, write, True, np.concatenate(parts), np.concatenate(owners), self.shared, False
+        )
 
     def _pieces(
         self, operation: Operation, write: bool, shared: bool, granules: Array, elements: Array, region: Region,
