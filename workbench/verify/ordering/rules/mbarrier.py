@@ -15,6 +15,7 @@ from workbench.verify.ordering.paths import MEETINGS, after, loops_around
 from workbench.verify.ordering.program import Kind
 from workbench.verify.ordering.rules.mbarrier_ops import Op, Use, uses
 from workbench.verify.ordering.rules.regions import addresses, is_shared, overlaps, region, width
+from workbench.verify.ordering.sure import SurePasses
 from workbench.verify.ordering.view import PtxView, finding
 
 RULE = "mbarrier-phase"
@@ -50,15 +51,11 @@ class _Order:
 
     def __init__(self, view: PtxView) -> None:
         graph = view.graph
-        back = graph.back_edges
+        self.passes = SurePasses(view)
         self.view = view
-        self.order = graph.reverse_postorder
-        self.next = {b: [s for s in graph.successors[b] if (b, s) not in back] for b in self.order}
-        self.edges = view.analysis.program.edges
         self.looped = frozenset(
             b for header, body in graph.loops.items() if not _spins(view, body) for b in body
         )
-        self._sure: dict[int, frozenset[int]] = {}
 
     def in_loop(self, u: Use) -> bool:
         """Whether it stands in a loop that is more than a spin."""
@@ -66,29 +63,7 @@ class _Order:
 
     def sure(self, u: Use) -> bool:
         """Whether every thread that may execute it does so once, in the first pass."""
-        who = [int(t) for t in (self.view.executing(u.step) != 0).nonzero()[0]]
-        if u.step.guarded or not who:
-            return False
-        block = self.view.graph.block_of[u.index]
-        return all(block in self._passed(t) for t in {who[0], who[-1], who[len(who) // 2]})
-
-    def _passed(self, thread: int) -> frozenset[int]:
-        if thread not in self._sure:
-            ways = {
-                b: [s for s in n if (b, s) not in self.edges or self.edges[b, s][thread] != 0]
-                for b, n in self.next.items()
-            }
-            down: dict[int, int] = dict.fromkeys(self.order, 0)
-            down[0] = 1
-            for b in self.order:
-                for s in ways[b]:
-                    down[s] += down[b]
-            up: dict[int, int] = {}
-            for b in reversed(self.order):
-                up[b] = sum(up[s] for s in ways[b]) or 1
-            total = up[0]
-            self._sure[thread] = frozenset(b for b in self.order if down[b] * up[b] == total)
-        return self._sure[thread]
+        return self.passes.all_of(u.step)
 
     def together(self, a: Use, b: Use) -> bool:
         """Whether both stand in one block, so that one is executed as often as the other."""
