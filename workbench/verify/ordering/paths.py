@@ -98,6 +98,11 @@ class Marks:
             state = self._apply(at, b, state)
         return state
 
+    def reach(self, index: int) -> Any:
+        """Threads (booleans) that may reach an instruction."""
+        found = self._reach.get(self.graph.block_of[index])
+        return np.zeros(self._n, np.bool_) if found is None else found
+
     def carried(self, step: Step | SassStep) -> int:
         """All bits that some thread which executes a step may carry before it."""
         state = self.before(step.index)

@@ -131,8 +131,8 @@ class Protocols:
 
     def is_word(self, t: Touch) -> bool:
         """Whether a store writes a number of the protocol (a constant, a parameter, an epoch), not data."""
-        if t.mode is Mode.ATOMIC:
-            return True
+        if t.mode is Mode.ATOMIC:  # sums of data are no counters
+            return not ({"F32", "F16x2", "BF16_V2", "F64"} | _NUMBERS) & set(t.step.instruction.modifiers)
         i = t.step.instruction
         values = [
             v

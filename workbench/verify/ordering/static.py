@@ -16,6 +16,7 @@ from workbench.verify.contract import ContractKernel
 from workbench.verify.ordering import rules
 from workbench.verify.ordering.binding import EXTERNAL, Effects, Launch, Layout, Neighbours, neighbours
 from workbench.verify.ordering.rules.pdl import judge, sunk_prefetches
+from workbench.verify.ordering.rules.trigger import early_triggers
 from workbench.verify.ordering.view import UNDECIDED, PtxView, SassView
 from workbench.verify.report import Check, Verdict, verdict_of
 
@@ -193,8 +194,13 @@ def audit_chain(all_forms: Sequence[Forms], launches: Sequence[Launch]) -> list[
             solved[key] = analyse_forms(forms, launch)
         analyses.append(solved[key])
     effects = [a.effects for a in analyses]
+    views = [a.ptx or a.sass for a in analyses]
     return [
-        audit_kernel(a, neighbours(launches, effects, n), _transitivity(launches, effects, n))
+        audit_kernel(
+            a,
+            neighbours(launches, effects, n),
+            [*_transitivity(launches, effects, n), *early_triggers(launches, views, n)],
+        )
         for n, a in enumerate(analyses)
     ]
 

@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from workbench.findings import Finding
+from workbench.verify.ordering.rules.arrivals import elected_arrivals
 from workbench.verify.ordering.rules.barriers import barriers_ptx, barriers_sass
+from workbench.verify.ordering.rules.cluster import cluster_rules, sass_cluster_rules
 from workbench.verify.ordering.rules.copies import copy_groups
 from workbench.verify.ordering.rules.flags import flag_rules, sass_flag_rules, scope_rules
+from workbench.verify.ordering.rules.mbarrier import mbarrier_phases, remote_pairs
+from workbench.verify.ordering.rules.multimem import multimem_rules
 from workbench.verify.ordering.rules.proxy import proxy_fences
 from workbench.verify.ordering.rules.proxy_sass import proxy_fences_sass
+from workbench.verify.ordering.rules.residency import co_residence, sass_co_residence
+from workbench.verify.ordering.rules.reuse import reused_buffers
+from workbench.verify.ordering.rules.state import persistent_state
 from workbench.verify.ordering.rules.tcgen05 import tcgen05_order
 from workbench.verify.ordering.rules.tmem import tmem_lifetime
 from workbench.verify.ordering.rules.wgmma import wgmma_order
@@ -24,9 +31,16 @@ SassRule = Callable[[SassView], Iterable[Finding]]
 PTX_RULES: dict[str, tuple[PtxRule, ...]] = {
     "flag-without-acquire": (flag_rules,),
     "flag-without-release": (flag_rules,),
-    "scope-too-narrow": (flag_rules, scope_rules),
+    "scope-too-narrow": (flag_rules, scope_rules, cluster_rules),
+    "elected-arrive": (elected_arrivals,),
+    "cluster-barrier": (cluster_rules,),
+    "multimem-order": (multimem_rules,),
+    "not-co-resident": (co_residence,),
+    "persistent-device-state": (persistent_state,),
     "proxy-fence-missing": (proxy_fences,),
     "cp-async-group": (copy_groups,),
+    "buffer-reuse": (reused_buffers,),
+    "mbarrier-phase": (mbarrier_phases, remote_pairs),
     "barrier-divergence": (barriers_ptx,),
     "barrier-reuse": (barriers_ptx,),
     "tcgen05-order": (tcgen05_order,),
@@ -38,6 +52,8 @@ SASS_RULES: dict[str, tuple[SassRule, ...]] = {
     "flag-without-acquire": (sass_flag_rules,),
     "flag-without-release": (sass_flag_rules,),
     "scope-too-narrow": (sass_flag_rules,),
+    "cluster-barrier": (sass_cluster_rules,),
+    "not-co-resident": (sass_co_residence,),
     "proxy-fence-missing": (proxy_fences_sass,),
     "barrier-divergence": (barriers_sass,),
     "barrier-reuse": (barriers_sass,),
@@ -47,6 +63,7 @@ PDL_RULES = (
     "pdl-load-before-wait",
     "pdl-wait-missing",
     "pdl-chain-not-transitive",
+    "pdl-early-trigger",
     "nc-load-of-mutable",
     "prefetch-sunk",
 )

@@ -322,13 +322,16 @@ def _release_finding(
 def _unmet(view: View, protocols: Protocols, setter: Touch, stores: Sequence[Touch]) -> Finding | None:
     """Stores of other threads that no barrier brings to the flag's thread."""
     flagging = executing(view, setter.step)
+    if isinstance(view, SassView):  # bar.warp.sync leaves no trace
+        warps = view.analysis.program.threads.linear // np.uint64(32)
+        flagging = np.isin(warps, warps[flagging])
     for t in stores:
         others = executing(view, t.step) & ~flagging
         if setter.index not in protocols.behind(t.index) or not others.any() or t.step.guarded:
             continue
         if setter.step.guarded or not flagging.any():
             continue
-        if not _met(view, t, setter):
+        if not _met(view, t, setter, others):
             flag, data = _names(setter.names), _names(t.names)
             return finding(
                 "flag-without-release",
@@ -343,9 +346,8 @@ def _unmet(view: View, protocols: Protocols, setter: Touch, stores: Sequence[Tou
     return None
 
 
-def _met(view: View, store: Touch, setter: Touch) -> bool:
+def _met(view: View, store: Touch, setter: Touch, others: Any) -> bool:
     """Whether the marks of other threads reach the flag's thread."""
-    others = executing(view, store.step) & ~executing(view, setter.step)
     changes = {store.index: Change(gives=1, who=others.astype(np.uint64))}
     return Marks(view, changes).carried(setter.step) != 0
 
