@@ -18,6 +18,7 @@ from workbench.simulator import (
     Pick,
     SimulationOptions,
     Starved,
+    Torn,
     Unit,
     simulate_module,
 )
@@ -235,3 +236,37 @@ def test_the_grid_before_the_first_launch_completes_when_all_wait_for_it() -> No
                        .replace("TRIGGER_LATE", ""))  # fmt: skip
         outcome = simulate_module(module, [launch], memory, options, arrive)
         assert [f.rule for f in outcome.findings] == rules
+
+
+# Lane 0 of CTA 0 stores a vector; CTA 1 polls for it and hands on what it then finds.
+FRAGMENT = """
+mov.u32 %r50, %ctaid.x;
+setp.ne.u32 %p1, %r50, 0;
+mov.u32 %r1, 7;
+@%p1 bra POLL;
+st.relaxed.gpu.global.v4.u32 [%mail], {%r1, %r1, %r1, %r1};
+bra END;
+POLL:
+ld.relaxed.gpu.global.v4.u32 {%r2, %r3, %r4, %r5}, [%mail];
+setp.eq.u32 %p2, WORD, 0;
+@%p2 bra POLL;
+add.u32 %r6, %r2, %r3;
+add.u32 %r7, %r4, %r5;
+add.u32 %r6, %r6, %r7;
+st.volatile.global.v2.u32 [%out], {%r6, %r6};
+END:
+"""
+
+
+@pytest.mark.parametrize("torn", list(Torn))
+def test_words_of_a_vector_arrive_one_after_the_other(torn: Torn) -> None:
+    def total(word: str) -> int:
+        text = kernel(FRAGMENT.replace("WORD", word), ["mail", "out"])
+        buffers = {"mail": np.zeros(4, np.uint32), "out": (2, np.uint32)}
+        result = run(text, buffers, grid=2, block=1, adversary=Adversary(torn=torn))
+        assert result["out"][0] == result["out"][1]
+        return int(result["out"][0])
+
+    late, early = ("%r5", "%r2") if torn is Torn.FIRST else ("%r2", "%r5")
+    assert total(late) == 28
+    assert total(early) == 7

@@ -5,7 +5,7 @@ them, `simulate_module` any launches, `simulate_ranks` those of several ranks; e
 findings and counters. docs/simulator.md shows their use.
 """
 
-from workbench.simulator.adversary import Adversary, Pick, Starved, Unit
+from workbench.simulator.adversary import Adversary, Pick, Starved, Torn, Unit
 from workbench.simulator.counters import Counters
 from workbench.simulator.launch import SimulationOptions
 from workbench.simulator.memory import Memory
@@ -27,6 +27,7 @@ __all__ = [
     "Schedule",
     "SimulationOptions",
     "Starved",
+    "Torn",
     "Trace",
     "Unit",
     "UnsupportedInstruction",

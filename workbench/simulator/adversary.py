@@ -60,6 +60,13 @@ class Starved:
         return ~held if self.ahead else held
 
 
+class Torn(StrEnum):
+    """Which word of a strong vector store is there at once."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
 class Pick(StrEnum):
     """Which of the lanes that could go on do so."""
 
@@ -83,6 +90,9 @@ class Adversary:
     resident: int | None = None
     """CTAs that have room at a time; the others start, in order, as resident ones exit."""
 
+    torn: Torn | None = None
+    """Strong vector stores to global memory arrive word by word."""
+
     def __str__(self) -> str:
         """Say it in words."""
         words = ["lockstep" if self.pick is Pick.LOWEST else "whoever is ahead first"]
@@ -92,6 +102,8 @@ class Adversary:
             words.append("copies early")
         if self.resident is not None:
             words.append(f"{self.resident} CTAs resident")
+        if self.torn is not None:
+            words.append(f"vectors arrive {self.torn} word first")
         return ", ".join(words)
 
 

@@ -14,6 +14,7 @@ from workbench.simulator.access import GlobalSpace
 from workbench.simulator.adversary import PLAIN, Adversary
 from workbench.simulator.faults import FindingLog
 from workbench.simulator.memory import Memory
+from workbench.simulator.torn import TornSpace
 from workbench.simulator.traffic import Traffic
 from workbench.simulator.values import NUMPY
 
@@ -85,6 +86,7 @@ class LaunchState:
     """Of several."""
     before: LaunchState | None = None
     """The launch whose completion `griddepcontrol.wait` waits for."""
+    _torn: TornSpace | None = None
     number = 0
     """Its place in the list of launches."""
     complete = False
@@ -172,7 +174,16 @@ class LaunchState:
 
     def space(self) -> GlobalSpace:
         """Return global memory as the launch's chunks see it."""
-        return GlobalSpace(self.memory)
+        torn = self.options.adversary.torn
+        if torn is None:
+            return GlobalSpace(self.memory)
+        self._torn = TornSpace(self.memory, torn)
+        return self._torn
+
+    def settle(self) -> None:
+        """Let all that the launch has stored arrive: it has completed."""
+        if self._torn is not None:
+            self._torn.arrive()
 
     def bind(self) -> None:
         """Give the generated code the values that belong to this launch."""

@@ -170,6 +170,7 @@ def simulate_module(
             else:
                 parts = (workers.run(index) for index in range(len(states)))
             for state, part in zip(states, parts, strict=False):
+                state.settle()
                 findings.extend(part.findings)
                 printed.extend(part.printed)
                 counters.append(counters_of(state, part))

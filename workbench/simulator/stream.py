@@ -78,6 +78,7 @@ def run_stream(
                     for other in active:
                         parts[other.index] = _abandoned(other)
                     return [parts[n] for n in sorted(parts)]
+                turn.state.settle()
                 turn.state.complete = True
     if not states[0].external and arrive is not None:
         arrive()

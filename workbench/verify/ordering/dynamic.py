@@ -23,6 +23,7 @@ from workbench.simulator import (
     Memory,
     Outcome,
     SimulationOptions,
+    Torn,
     UnsupportedInstruction,
     simulate_module,
 )
@@ -315,6 +316,7 @@ class _Session:
             found |= self._second_pass(PLAIN, found)
             found |= self._few_resident()
             found |= self._with_sentinels()
+            found |= self._word_by_word()
             for schedule in schedules(self.launches)[1:]:
                 run = self.run(schedule, self.fill)
                 if run.limited:
@@ -501,6 +503,33 @@ class _Session:
                     )
                     found[_key(f)] = f
         return found
+
+    def _word_by_word(self) -> dict[Place, Finding]:
+        """Run with vector stores that arrive in pieces, if some poll looks for a sentinel."""
+        if not self.sentinels or any(accumulates_floats(k) for k in self.kernels.values()):
+            return {}
+        if not self.run(PLAIN, self.fill).completed:
+            return {}
+        wanted = self._outputs()
+        kernel, item = first_poll(self.kernels)
+        for torn in Torn:
+            schedule = Schedule(replace(PLAIN.adversary, torn=torn))
+            run = self.run(schedule, self.fill)
+            if not run.completed or self._outputs() == wanted:
+                continue
+            f = Finding(
+                rule="sentinel-alias",
+                severity=Severity.ERROR,
+                message=(
+                    "the poll is satisfied by some words of a vector while others still hold the sentinel: "
+                    f"words of a vector store arrive in no order (schedule: {schedule})"
+                ),
+                fix="test every word of what was polled before any of it is used",
+                kernel=kernel,
+                ptx_line=item.line if item is not None else None,
+            )
+            return {_key(f): f}
+        return {}
 
 
 _FIX_STALE = {
