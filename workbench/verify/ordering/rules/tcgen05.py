@@ -24,8 +24,10 @@ from workbench.isa.ptx.model import Address, Imm, Reg
 from workbench.isa.values import Lanes
 from workbench.verify.ordering.paths import MEETINGS, Change, Marks, after, change
 from workbench.verify.ordering.program import Event, Kind
+from workbench.verify.ordering.rules.mbarrier_names import MbarrierNames
 from workbench.verify.ordering.rules.participants import threads_text
 from workbench.verify.ordering.rules.tmem_address import Extent, TensorAddresses, width
+from workbench.verify.ordering.solver import VARIES, arrivals_before
 from workbench.verify.ordering.view import PtxView, Step, finding
 
 RULE = "tcgen05-order"
@@ -33,6 +35,8 @@ DSL_TIMEOUT = 10000000
 """Time limit that the DSL's own mbarrier wait names."""
 _MANY = 20
 _BRINGS = frozenset((Kind.BARRIER, Kind.BARRIER_ARRIVE, Kind.MBARRIER_ARRIVE, Kind.CLUSTER_ARRIVE))
+_FLIGHT, _UNREAD, _COMPLETE = 1, 2, 4
+"""Of a load: not waited for; with registers that nothing read yet; waited for since."""
 _DONE, _LOADED, _STORED = 1, 2, 4
 _WHAT = {_DONE: "an mma has completed", _LOADED: "a load has completed", _STORED: "a store has completed"}
 
@@ -102,6 +106,9 @@ class Order:
             elif m == "commit":
                 self.commits.append(s)
         self.events: dict[int, Event] = {e.index: e for e in self.program.all_events(*MEETINGS)}
+        self.mbarriers = MbarrierNames(view)
+        self.phases = arrivals_before(self.program)
+        self._afters: dict[int, frozenset[int]] = {}
 
     def of(self, *kinds: str) -> list[Op]:
         """Operations of some kinds."""
@@ -210,30 +217,54 @@ class Order:
             return
         changes: dict[int, Change] = {}
         for n, load in enumerate(loads):
-            changes[load.index] = change(self.view, load.step, gives=3 << 2 * n)
+            changes[load.index] = change(
+                self.view, load.step, gives=(_FLIGHT | _UNREAD) << 3 * n, clears=_COMPLETE << 3 * n
+            )
         for n, load in enumerate(loads):
             used = self._consumed(load)
             if used is not None:
                 old = changes.get(used, Change())
-                changes[used] = Change(old.takes, old.gives, old.clears | 2 << 2 * n, old.who, old.sure)
+                changes[used] = Change(old.takes, old.gives, old.clears | _UNREAD << 3 * n, old.who, old.sure)
+        each = sum(1 << 3 * n for n in range(len(loads)))
         for w in self.waits["ld"]:
-            changes[w.index] = change(self.view, w, clears=(1 << 2 * len(loads)) - 1)
-        here, everywhere = Marks(self.view, changes, ()), Marks(self.view, changes)
+            changes[w.index] = change(self.view, w, gives=_COMPLETE * each, clears=(_FLIGHT | _UNREAD) * each)
+        here = Marks(self.view, changes, ())
+        handed = Marks(self.view, self._handed(here, each))
         for op in (*self.of("mma", "st", "cp"), *self.deallocs):
             who = self.executing(op.step)
-            mine, theirs = here.before(op.index), everywhere.before(op.index)
+            mine, theirs = here.before(op.index), handed.before(op.index)
             for n, load in enumerate(loads):
-                flight, unread = np.uint64(1 << 2 * n), np.uint64(2 << 2 * n)
+                flight, unread, complete = (np.uint64(b << 3 * n) for b in (_FLIGHT, _UNREAD, _COMPLETE))
                 if not (load.may_overlap(op) if op.kind != "st" else load.surely_overlaps(op)):
                     continue
                 if (who & (mine & unread != 0)).any():
                     yield self._overwritten(load, op)
                     return
-                handed = who & (theirs & flight != 0) & (mine & flight == 0)
-                pending = bool((handed & (theirs & unread != 0)).any())
-                if handed.any() and (pending or op.kind != "dealloc"):
+                early = who & (theirs & flight != 0) & (theirs & complete == 0)
+                pending = bool((early & (theirs & unread != 0)).any())
+                if early.any() and (pending or op.kind != "dealloc"):
                     yield self._handed_back(load, op, pending)
                     return
+
+    def _handed(self, here: Marks, each: int) -> dict[int, Change]:
+        """What those who arrive tell those who wait: loads in flight, and loads that are complete."""
+        arrivals = {}
+        for at, e in self.events.items():
+            if e.kind in _BRINGS:
+                state = here.before(at) if e.guard is None else np.where(e.guard != 0, here.before(at), 0)
+                bits = int(np.bitwise_or.reduce(state.astype(np.uint64), initial=np.uint64(0)))
+                if bits & each * 7:
+                    arrivals[at] = bits & each * 7
+        found: dict[int, Change] = {}
+        for at, e in self.events.items():
+            if e.kind in (Kind.BARRIER, Kind.MBARRIER_WAIT, Kind.CLUSTER_WAIT):
+                bits = 0
+                for b, brought in arrivals.items():
+                    if self._meet(e, self.events[b]):
+                        bits |= brought
+                if bits:
+                    found[at] = Change(gives=bits, who=e.guard)
+        return found
 
     def _overwritten(self, load: Op, op: Op) -> Finding:
         what = "frees" if op.kind == "dealloc" else "may overwrite"
@@ -298,8 +329,11 @@ class Order:
 
     def _fences(self) -> Iterator[Finding]:
         mmas = self.of("mma", "cp", "shift")
-        keys, any_commit = self._committed(mmas)
-        signals = {w.index for w in self._signals(keys)} if any_commit else set()
+        commits = {c.index for c in self.commits}
+        followed = {c for m in mmas for c in after(self.graph, m.index) & commits}
+        names = {self.mbarriers.name(c) for c in followed} - {None}
+        waits = self.program.all_events(Kind.MBARRIER_WAIT)
+        signals = {w.index for w in waits if self.mbarriers.name(w.index) in names}
         gives = {w.index: _LOADED for w in self.waits["ld"]} | {w.index: _STORED for w in self.waits["st"]}
         gives |= dict.fromkeys(signals, _DONE)
         plain = {at: Change(gives=bits, who=self._guard(at)) for at, bits in gives.items()}
@@ -325,7 +359,7 @@ class Order:
                 continue
             bits = _DONE if at in signals else 0
             for b, carried in brought:
-                if _meet(e, b):
+                if carried and self._meet(e, b):
                     bits |= carried
             if not bits:
                 continue
@@ -358,6 +392,27 @@ class Order:
                 severity,
             )
             return
+
+    def _after_of(self, index: int) -> frozenset[int]:
+        if index not in self._afters:
+            self._afters[index] = after(self.graph, index)
+        return self._afters[index]
+
+    def _meet(self, wait: Event, arrival: Event) -> bool:
+        """Whether an arrival is certain to be at the barrier of a wait, as far as names and counts say."""
+        if wait.kind is Kind.MBARRIER_WAIT:
+            name = self.mbarriers.name(wait.index)
+            same = name is not None and name == self.mbarriers.name(arrival.index)
+            if arrival.kind is not Kind.MBARRIER_ARRIVE or not same:
+                return False
+            later = arrival.index in self._after_of(wait.index)
+            return not later or wait.index in self._after_of(arrival.index)
+        if wait.kind is Kind.CLUSTER_WAIT:
+            return arrival.kind is Kind.CLUSTER_ARRIVE
+        if arrival.kind not in (Kind.BARRIER, Kind.BARRIER_ARRIVE) or wait.key != arrival.key:
+            return False
+        mine, theirs = (set(self.phases[e.index].tolist()) - {-1} for e in (wait, arrival))
+        return VARIES in mine | theirs or bool(mine & theirs)
 
     def _is_after_fence(self, at: int) -> bool:
         return any(f.index == at for f in self.fences["after"])
@@ -403,17 +458,6 @@ class Order:
                     Severity.ERROR if bit == _STORED else Severity.WARNING,
                 )
                 return
-
-
-def _meet(wait: Event, arrival: Event) -> bool:
-    """Whether an arrival may let a wait pass."""
-    if wait.kind is Kind.BARRIER:
-        same = wait.key == arrival.key or None in (wait.key, arrival.key)
-        return arrival.kind in (Kind.BARRIER, Kind.BARRIER_ARRIVE) and same
-    if wait.kind is Kind.MBARRIER_WAIT:
-        same = wait.key == arrival.key or None in (wait.key, arrival.key)
-        return arrival.kind is Kind.MBARRIER_ARRIVE and same
-    return arrival.kind is Kind.CLUSTER_ARRIVE
 
 
 def _operation(step: Step, kind: str, addresses: TensorAddresses, view: PtxView) -> Op:
