@@ -40,6 +40,8 @@ _STEP, _LANE_INSTRUCTION = 200e-6, 10e-9
 _MOST_MEMORY = 1 << 34
 _LOOP = 8
 """Turns that a loop is taken to make when work is estimated."""
+_POLL = 2
+"""The same where a loop polls, for those mostly wait."""
 _HANGS = frozenset(("deadlock", "mbarrier-phase"))
 
 Place = tuple[str, str | None, int | None]
@@ -125,7 +127,8 @@ def _work(kernel: Kernel, launch: DynamicLaunch) -> float:
         elif item.opcode == "bra":
             loops |= any(isinstance(o, Symbol) and o.name in lines for o in item.operands)
     lanes = math.prod(launch.grid) * math.prod(launch.block)
-    return float(lanes * len(kernel.instructions) * (_LOOP if loops else 1))
+    turns = (_POLL if polls_memory(kernel) else _LOOP) if loops else 1
+    return float(lanes * len(kernel.instructions) * turns)
 
 
 def _key(f: Finding) -> Place:
@@ -216,7 +219,7 @@ class _Session:
     def _replay(self, fill: Fill, seed: int) -> None:
         """Prepare a second pass: new inputs, data that the first pass wrote is unwritten again."""
         for n, b in enumerate(self.buffers):
-            if b.role in (Role.ACTIVATION, Role.STATE):
+            if b.role.is_input:  # all of them, as a first pass with this seed has them
                 write_inputs(self.memory, b, fill, seed + n)
             elif b.role in (Role.OUTPUT, Role.SCRATCH, Role.FLAG, Role.MAILBOX):
                 a = self.memory.allocation(b.name)
@@ -235,7 +238,10 @@ class _Session:
             for f in (*self.watch.findings, *outcome.findings)
             if f.rule != "uninitialized-read"
         }  # reading what is not there yet follows from them
+        behind = any(f.rule == "deadlock" and self._awaits_others(f) for f in outcome.findings)
         for f in (*self.watch.findings, *outcome.findings):
+            if behind and f.rule in ("barrier-divergence", "mbarrier-phase", "cluster-barrier"):
+                continue  # it follows from the wait for others
             if f.rule == "time-limit":
                 run.limited = True
                 continue
