@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from snippets import contract, ptx
+from snippets import audit, contract, ptx
 from static_views import ptx_view
 
 from workbench.findings import Finding
@@ -162,3 +162,14 @@ def test_registers_used_before_the_hand_over_make_it_a_warning(tmp_path: Path) -
     )
     assert severities(tmp_path, body.replace("USE", "")) == ["error"]
     assert severities(tmp_path, body.replace("USE", use)) == ["warning"]
+
+
+def test_what_the_sass_keeps_is_shown(tmp_path: Path) -> None:
+    used = "add.u32 %r15, %r13, %r14; st.global.b32 [%rd7], %r15;\n"
+    for use, text in (("", "no instruction between"), (used, "holds the arrival back")):
+        body = START + MMA + COMMIT + poll() + AFTER + LD + use + MEET + MMA + COMMIT + poll(1, "X") + AFTER
+        body += "st.global.v2.b32 [%rd7], {%r13, %r14};\n" + FREE
+        target = audit(tmp_path, ptx(body), contract(pdl=False))
+        shown = [f for f in target.findings if f.message.startswith("in the SASS LDTM")]
+        assert len(shown) == 1 and shown[0].sass_offset is not None
+        assert "LDTM" in shown[0].message and "BAR.SYNC" in shown[0].message and text in shown[0].message

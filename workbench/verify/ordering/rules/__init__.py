@@ -21,6 +21,7 @@ from workbench.verify.ordering.rules.residency import co_residence, sass_co_resi
 from workbench.verify.ordering.rules.reuse import reused_buffers
 from workbench.verify.ordering.rules.state import persistent_state
 from workbench.verify.ordering.rules.tcgen05 import tcgen05_order
+from workbench.verify.ordering.rules.tcgen05_sass import handed_back_in_sass
 from workbench.verify.ordering.rules.tmem import tmem_lifetime
 from workbench.verify.ordering.rules.wgmma import wgmma_order
 from workbench.verify.ordering.view import PtxView, SassView
@@ -57,6 +58,7 @@ SASS_RULES: dict[str, tuple[SassRule, ...]] = {
     "proxy-fence-missing": (proxy_fences_sass,),
     "barrier-divergence": (barriers_sass,),
     "barrier-reuse": (barriers_sass,),
+    "tcgen05-order": (handed_back_in_sass,),
 }
 """The same on the SASS; where the PTX is there, `SassView.ptx` has it."""
 PDL_RULES = (
