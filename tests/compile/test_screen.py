@@ -55,6 +55,35 @@ TRICKS = {
     "class C:\n    def __del__(self): pass": "__del__",
     "def __getattr__(n): pass": "__getattr__",
     "breakpoint()": "breakpoint",
+    # Ways round the list: through the allowed modules, through patterns, through names made at run time.
+    "import enum\nenum.bltns.exec('1')": "`bltns` of 'enum'",
+    "from enum import bltns": "`bltns` of 'enum'",
+    "import enum as e\nm = e": "only as `e.NAME`",
+    "import collections\ncollections._sys": "`_sys` of 'collections'",
+    "from operator import attrgetter": "attrgetter",
+    "import operator\nf = operator.attrgetter": "attrgetter",
+    "import functools\nfunctools.update_wrapper(build, build, ('a',))": "update_wrapper",
+    "import typing\ntyping.get_type_hints(build)": "get_type_hints",
+    "from dataclasses import make_dataclass": "make_dataclass",
+    "import cuda.bindings.driver as cuda\ncuda.cuInit(0)": "cuInit",
+    "import cutlass\ncutlass.base_dsl": "base_dsl",
+    "import cutlass\ncutlass.cute.core._builtins": "_builtins",
+    "import cutlass.cute as cute\ncute.compile = None": "must not be changed",
+    "import cutlass.cute as cute\ncute.arch.table['x'] = None": "must not be changed",
+    "import cutlass.cute as cute\ndel cute.compile": "must not be changed",
+    "match build:\n    case object(__globals__=g): pass": "__globals__",
+    "match build:\n    case object(gi_frame=g): pass": "gi_frame",
+    "import math as __builtins__": "__builtins__",
+    "def f(__class__): pass": "__class__",
+    "class C(metaclass=type): pass": "metaclass",
+    "class C:\n    def __init_subclass__(cls): pass": "__init_subclass__",
+    "class C:\n    def __class_getitem__(cls, i): pass": "__class_getitem__",
+    "t = type('C', (), {})": "one argument",
+    "t = type": "one argument",
+    "x = ('{0.__cl' + 'ass__}').format(1)": "literal string",
+    "f = str.format": "literal string",
+    "x = ｅｖａｌ('1')": "eval",
+    "def f():\n    global __builtins__": "__builtins__",
 }
 
 
@@ -87,6 +116,9 @@ def test_rejected_source_never_runs(tmp_path: Path) -> None:
         "from cutlass.cute.nvgpu import cpasync, warp, tcgen05",
         "from cutlass.cutlass_dsl import T, dsl_user_op",
         "import cutlass\nx = getattr(cutlass, 'Float32')",
+        "x = isinstance(type(1), (type, int))\ndef f(t: type[int]): pass",
+        "import collections.abc\nx = collections.abc.Mapping",
+        "import cutlass.cute as cute\nx = {}\nx['a'] = cute\nx['a']: int = 1",
         'class C:\n    """Sets __init__ and __call__."""\n    def __init__(self): self.compile = 1',
     ],
 )
@@ -109,6 +141,20 @@ def test_unreadable_source_is_the_users(source: str) -> None:
     assert caught.value.kind == "user"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "# -*- coding: utf-7 -*-\n# +AAo-import os\n",
+        "\n# vim: set fileencoding=latin-1 :\n",
+        "\ufeff# coding: rot13\n",
+    ],
+)
+def test_source_must_be_read_by_python_as_it_is_read_here(head: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        screen(head + copy())
+    assert caught.value.kind == "rejected" and "encoding" in caught.value.message
+
+
 def test_huge_source_is_rejected() -> None:
-    with pytest.raises(CompileError, match="MiB"):
+    with pytest.raises(CompileError, match="KiB"):
         screen("x = 1\n" * (1 << 18))
