@@ -119,9 +119,11 @@ class Flags:
         scope = kind.scope
         if vector is not None:
             clock = world.join(clocks.foreign.get((r, c)), {cta: vector.copy()})
-        elif clocks.fence_time[r, c]:
+        elif clocks.fence_time[r, c] and scope:
             assert clocks.fence_know is not None
-            clock = world.join(clocks.fence_foreign.get((r, c)), {cta: clocks.fence_know[:, r, c].copy()})
+            fenced = clocks.fence_know[:, r, c].copy()
+            fenced[0, c] = clocks.fence_time[r, c]
+            clock = world.join(clocks.fence_foreign.get((r, c)), {cta: fenced})
             if int(clocks.fence_scope[r, c]) < scope:
                 scope = int(clocks.fence_scope[r, c])
             location.loose = world.join(location.loose, clocks.peek(r, c))
@@ -256,7 +258,8 @@ def fence(clocks: Clocks, co: Cohort, scope: int, *, release: bool, acquire: boo
         vector = clocks.release(rows, classes)
         if clocks.fence_know is None:
             clocks.fence_know = np.zeros_like(clocks.know)
-        clocks.fence_know[:, rows, classes] = vector
+        # Each thread hands over what it did itself, not what others of its class did.
+        clocks.fence_know[:, rows, classes] = clocks.know[:, rows, classes]
         clocks.fence_time[rows, classes] = clocks.world.time.now
         clocks.fence_scope[rows, classes] = scope
         if clocks.foreign:

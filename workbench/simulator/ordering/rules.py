@@ -222,6 +222,12 @@ def _plain(clash: Clash, region: Region) -> Verdict:
                 "one is an ordinary store that another thread polls or reads with a strong load",
                 "store it with st.release (or st.relaxed after a fence), so that both accesses are strong",
             )
+    if e.kind.scope and e.kind.write and not n.kind.scope and not n.kind.write and not n.kind.agent:
+        return Verdict(
+            "flag-without-acquire",
+            "it is an ordinary load of what another thread stores with a strong store",
+            "load it with ld.acquire (or ld.relaxed and a fence), so that both accesses are strong",
+        )
     if n.kind.write and not e.kind.write and n.kind.space == "shared" and n.kind.item.line in region.refilled:
         return Verdict(
             "buffer-reuse",

@@ -269,6 +269,8 @@ class Region:
         self._lane: Array | None = None
         self._scratch: Array | None = None
         self._low, self._high = count, 0
+        self._polled: Array | None = None
+        """Granules that strong loads read: mailboxes whose data are their own flag."""
         self._dead = 0
         self._limit = 64
         self._bytes = 0
@@ -293,6 +295,8 @@ class Region:
         else:
             self._low = self.count
         self._scratch = None
+        if self._polled is not None:
+            self._polled = np.repeat(self._polled, k)
         for r in (*self.pending, *self.reads):
             r.refine(k)
         for e in self.records:
@@ -347,10 +351,14 @@ class Region:
             if p.low < high and low < p.high:
                 self._flush()
                 break
+        if r.kind.scope and not r.kind.write and not r.kind.atomic:
+            self._polls(r)
         if self._low < high and low < self._high:
             out += self._against_writes(r, layer, unchanged)
         if r.kind.write and self.reads:
             out += self._against_reads(r)
+        if out and self._polled is not None:
+            out = [c for c in map(self._unpolled, out) if c is not None]
         if not keep:
             return out
         if r.kind.write:
@@ -390,9 +398,58 @@ class Region:
                 elif same.any():
                     clash.lanes, clash.others = clash.lanes[~same], clash.others[~same]
                     clash.granules = clash.granules[~same]
+            if clash is not None and earlier.kind.scope and not clash.unfenced and not r.kind.agent:
+                clash = self._unobserved(r, clash)
             if clash is not None:
                 out.append(clash)
         return out
+
+    def _polls(self, r: Record) -> None:
+        if self._polled is None:
+            self._polled = np.zeros(self.count, bool)
+        self._polled[r.granules()[0]] = True
+
+    def _unpolled(self, clash: Clash) -> Clash | None:
+        """Leave out ordinary stores to places that strong loads read, as far as those loads and stores go.
+
+        Data that are their own flag are stored by ordinary vector stores in kernels that work; what such stores
+        are to order shows at the data that are read with ordinary loads.
+        """
+        n, e = clash.later.kind, clash.earlier.kind
+        assert self._polled is not None
+        if n.agent or e.agent or clash.unfenced or n.readonly or e.readonly or self.name is None:
+            return clash
+        if not (n.write or n.scope) or not (e.write or e.scope) or (n.scope and e.scope):
+            return clash
+        bad = ~self._polled[clash.granules]
+        if not bad.any():
+            return None
+        return Clash(clash.later, clash.earlier, clash.lanes[bad], clash.others[bad], clash.granules[bad])
+
+    def _unobserved(self, r: Record, clash: Clash) -> Clash | None:
+        """Leave out lanes whose thread has itself read, by a strong load, what the strong store wrote.
+
+        Causality holds from the store to what follows such a load, whether or not it acquires (PTX ISA 8.9.5).
+        """
+        if not r.kind.write:
+            return clash
+        rows, threads = r.lanes()
+        ctas = r.clocks.ctas[rows[clash.lanes]]
+        mine = list(zip(clash.granules.tolist(), ctas.tolist(), threads[clash.lanes].tolist(), strict=True))
+        wanted = set(mine)
+        seen: set[tuple[int, int, int]] = set()
+        for e in self.reads:
+            if e.kind.scope and e.low < r.high and r.low < e.high:
+                at, lanes = e.granules()
+                far, others = e.lanes()
+                places = zip(
+                    at.tolist(), e.clocks.ctas[far[lanes]].tolist(), others[lanes].tolist(), strict=True
+                )
+                seen |= wanted.intersection(places)
+        bad = np.array([m not in seen for m in mine], bool)
+        if not bad.any():
+            return None
+        return Clash(r, clash.earlier, clash.lanes[bad], clash.others[bad], clash.granules[bad])
 
     def _against_reads(self, r: Record) -> list[Clash]:
         near = [e for e in self.reads if e.low < r.high and r.low < e.high]
