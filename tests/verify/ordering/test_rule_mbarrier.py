@@ -86,7 +86,8 @@ def test_a_loop_whose_parity_never_flips() -> None:
     loop = (
         INIT.format(1) + "mov.b32 %r12, 0; mov.b32 %r13, 0;\nL:\n" + EXPECT.format(64) + COPY
         + WAIT.replace(", 0;", ", {0};").replace("{ .reg", "{{ .reg").replace("bra W; }", "bra W; }}")
-        + READ + "bar.sync 0; xor.b32 %r13, %r13, 1; add.u32 %r12, %r12, 1; setp.lt.u32 %p5, %r12, 4;\n@%p5 bra L;\n"
+        + READ + "bar.sync 0; xor.b32 %r13, %r13, 1; add.u32 %r12, %r12, 1;\n"
+        + "setp.lt.u32 %p5, %r12, 4; @%p5 bra L;\n"
     )  # fmt: skip
     assert ["every iteration" in m for m in decide(loop.format("0"))] == [True]
     assert decide(loop.format("%r13")) == []
