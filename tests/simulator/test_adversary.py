@@ -270,3 +270,25 @@ def test_words_of_a_vector_arrive_one_after_the_other(torn: Torn) -> None:
     late, early = ("%r5", "%r2") if torn is Torn.FIRST else ("%r2", "%r5")
     assert total(late) == 28
     assert total(early) == 7
+
+
+@pytest.mark.parametrize("adversary", [Adversary(pick=Pick.HIGHEST), Adversary(starved=Starved(Unit.CTA, 3))])
+def test_a_schedule_does_not_depend_on_the_number_of_processes(adversary: Adversary) -> None:
+    body = INDEX + "st.global.u32 [%d0+3200], %r0;\n"  # the last CTAs write past the end
+    text = kernel(body, ["out"])
+    results = [
+        run(
+            text,
+            {"out": (1024, np.uint32)},
+            grid=8,
+            block=64,
+            adversary=adversary,
+            seed=5,
+            processes=processes,
+            parallel_work=0,
+            chunk_lanes=128,
+        ).outcome
+        for processes in (1, 2, 1, 2)
+    ]
+    assert [f.rule for f in results[0].findings] == ["out-of-bounds"]
+    assert all(r.findings == results[0].findings for r in results[1:])
