@@ -276,7 +276,7 @@ class BankedSpace:
     """
 
     proxies: Proxies | None = None
-    """Follows ordinary stores, if the kernel reads shared memory through the async proxy and no order does."""
+    """Follows ordinary stores, if async reads occur in the kernel and no order is kept."""
     order: ChunkOrder | None = None
     """Is shown every access, if set."""
     rows: Array | None = None

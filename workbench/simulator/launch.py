@@ -81,7 +81,7 @@ class LaunchState:
     """One launch while it runs."""
 
     order: LaunchOrder | None = None
-    """Happens-before between its threads; set up when first needed, shared by launches that run side by side."""
+    """Happens-before between its threads; set up when first needed."""
     rank = 0
     """Of several."""
     before: LaunchState | None = None

@@ -265,7 +265,7 @@ def module_text(line: str) -> str:
 
 
 def status(line: str) -> tuple[str, str]:
-    """Return what becomes of an instruction and why: `modelled`, `ordering only`, `no effect` or `refused`."""
+    """Return what becomes of an instruction (`modelled`, `ordering only`, `no effect`, `refused`) and why."""
 
     def source(text: str) -> str:
         module = parse(module_text(text))

@@ -366,7 +366,8 @@ class Warpgroups:
         if order is None:
             return
         warps = self.chunk.launch.warps
-        mine = [int(p.warps[np.flatnonzero(p.warps // warps == cta)[0]]) % warps // 4 * 128 for cta in ctas.tolist()]
+        first = [int(p.warps[np.flatnonzero(p.warps // warps == cta)[0]]) for cta in ctas.tolist()]
+        mine = [warp % warps // 4 * 128 for warp in first]
         lanes = ctas * self.chunk.launch.threads + np.array(mine)
         p.records += order.operands(p.item, lanes, "wgmma", list(at))
 

@@ -61,8 +61,8 @@ class Workers:
         part, touched = self._share(index, groups)
         if not part.findings and not _collide(touched):
             return part
-        # Accesses of different processes are not compared with each other, so that what is found and how it is
-        # told would depend on their number: run it again in one.
+        # Accesses of different processes are not compared with each other, so that what is found would depend
+        # on their number: run it again in one.
         before.restore(state)
         return run_chunks(state, partition(state, 1)[0])
 
@@ -149,7 +149,8 @@ def _collide(touched: list[Touched]) -> bool:
             if other == k:
                 continue
             for start in mine.keys() & theirs.keys():
-                if meet(mine[start][0], theirs[start][1]) or (k < other and meet(mine[start][0], theirs[start][0])):
+                wrote, (written, read) = mine[start][0], theirs[start]
+                if meet(wrote, read) or (k < other and meet(wrote, written)):
                     return True
     return False
 

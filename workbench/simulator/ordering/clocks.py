@@ -1,16 +1,16 @@
-"""What every thread of a chunk knows of the others: vector clocks, kept once for threads that always act alike.
+"""What every thread of a chunk knows of the others: vector clocks, one for all threads that act alike.
 
 Time counts releases: barrier arrivals, flag stores, fences. What a thread did bears the time of its last
 release (its *stamp*), and another thread that knows it up to a later time is ordered after. Threads that have
 taken part in the same releases and acquires so far form a *class*; `know[l, r, a, b]` is the time up to which
-a thread of class a in CTA row r knows the (other) threads of class b of its CTA. An operation by part of a class
-splits it. What is known of other CTAs is kept in dictionaries that are shared and never changed.
+a thread of class a in CTA row r knows the (other) threads of class b of its CTA. An operation by part of a
+class splits it. What is known of other CTAs is kept in dictionaries that are shared and never changed.
 
-Layer 0 is happens-before. Layers 1 and 2 are the same, counting only what a `fence.proxy.async` on the way has
-handed to the async proxy: of shared memory (1) and of global memory (2).
+Layer 0 is happens-before. Layers 1 and 2 are the same, counting only what a `fence.proxy.async` on the way
+has handed to the async proxy: of shared memory (1) and of global memory (2).
 
-Asynchronous agents (the writes that an mbarrier announces, the bulk groups of a thread) are classes too, of one
-thread that releases when its work completes; their thread numbers follow those of the CTA.
+Asynchronous agents (the writes that an mbarrier announces, the bulk groups of a thread) are classes too, of
+one thread that releases when its work completes; their thread numbers follow those of the CTA.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class Clocks:
         return self.world.join(self.foreign.get((row, c)), own)
 
     def learn(self, rows: Array, classes: Array, vector: Array) -> None:
-        """Have classes know what is in `vector` (layers, pairs, classes) of their own CTA; pairs are distinct."""
+        """Have classes know what is in `vector` (layers, pairs, classes) of their CTA; pairs are distinct."""
         self.know[:, rows, classes] = np.maximum(self.know[:, rows, classes], vector)
 
     def learn_clock(self, row: int, c: int, clock: Clock | None) -> None:

@@ -253,7 +253,7 @@ def _plain(clash: Clash, region: Region) -> Verdict:
 def sentence(clash: Clash, region: Region, verdict: Verdict, chunk: Chunk) -> str:
     """Say what happens: both accesses, then what is missing."""
     n, e = clash.later, clash.earlier
-    row, thread = _thread(n, int(clash.lanes[0]))
+    row, _ = _thread(n, int(clash.lanes[0]))
     k = int(clash.others[0])
     other_row, other = int(e.lanes()[0][k]), int(e.lanes()[1][k])
     byte = int(clash.granules[0]) * region.unit
