@@ -346,4 +346,5 @@ def decorated_programs(draw: st.DrawFn) -> mm.Litmus:
         cta = number if draw(st.integers(0, 3)) else 0
         threads.append(p.Thread(f"P{number}", p.Place(cta, 0), tuple(code)))
     locations = tuple(p.Location(name) for name in _PLACES)
-    return p.Litmus("decorated", locations, tuple(threads), p.Quantifier.EXISTS, Every(()))
+    test = p.Litmus("decorated", locations, tuple(threads), p.Quantifier.EXISTS, Every(()))
+    return mm.parse(mm.render(test))

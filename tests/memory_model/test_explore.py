@@ -103,7 +103,8 @@ def test_a_loop_with_effects_is_undecided_unless_something_is_found_before() -> 
         ("st.relaxed.gpu x, 1; fence.sc.gpu; ld.relaxed.gpu r0, y; fence.sc.gpu; ld.relaxed.gpu r1, x",) * 5,
         ("atom.acq_rel.gpu.add r0, x, 1; atom.acq_rel.gpu.add r1, y, 1; st.relaxed.gpu y, r0",) * 5,
         (
-            "L:; ld.weak r0, x; mul r0, r0, 3; add r0, r0, 1; st.weak y, r0; ld.weak r1, y; st.weak x, r1; goto L",
+            "L:; ld.weak r0, x; mul r0, r0, 3; add r0, r0, 1; st.weak y, r0;"
+            "ld.weak r1, y; st.weak x, r1; goto L",
         )
         * 3,
     ],
