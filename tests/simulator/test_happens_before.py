@@ -93,7 +93,8 @@ def program(seed: int) -> tuple[str, Oracle]:
                 where(who)
                 d = rng.choice([1, 4, 31, 32, 64])
                 at = say(
-                    f"add.u32 %r12, %r1, {d};", f"rem.u32 %r12, %r12, {THREADS};", "mad.lo.u32 %r12, %r12, 4, %r2;",
+                    f"add.u32 %r12, %r1, {d};", f"rem.u32 %r12, %r12, {THREADS};",
+                    "mad.lo.u32 %r12, %r12, 4, %r2;",
                     "@%p1 ld.shared.u32 %r13, [%r12];",
                 )  # fmt: skip
                 for t in everyone:

@@ -1,6 +1,7 @@
 """Asynchronous operations as happens-before sees them: copies, tensor-core work, cp.async.
 
-Each is an access of an agent, a thread number of its own, which nobody knows before a wait says that it is over.
+Each is an access of an agent, a thread number of its own, which nobody knows before a wait says that
+it is over.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Asynchronous:
         )
 
     def items(self, operation: Operation, write: bool, items: Sequence[tuple[Array, int]]) -> None:
-        """Like `extents`, for elements that are items of the chunk's shared memory: their numbers and size."""
+        """Like `extents`, for elements that are items of the chunk's shared memory: numbers and size."""
         if self.off or self.shared is None or not items:
             return
         parts, owners = [], []
@@ -154,7 +155,8 @@ class Asynchronous:
         )
 
     def _pieces(
-        self, operation: Operation, write: bool, shared: bool, granules: Array, elements: Array, region: Region,
+        self, operation: Operation, write: bool, shared: bool, granules: Array, elements: Array,
+        region: Region,
         atomic: bool,
     ) -> None:  # fmt: skip
         if not len(granules):
@@ -209,7 +211,8 @@ class Asynchronous:
         elements = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
         inside = granules % (self.shared.width if self.shared is not None else 1)
         r = Spans(
-            Kind(item, False, agent="mma"), self.clocks, (rows, threads), (rows, agents), (granules, elements),
+            Kind(item, False, agent="mma"), self.clocks, (rows, threads), (rows, agents),
+            (granules, elements),
             int(inside.min()), int(inside.max()) + 1,
         )  # fmt: skip
         self._access(self.shared, r, None, layer=1 if self.clocks.layers > 1 else 0)
@@ -249,7 +252,7 @@ class Asynchronous:
                 self.clocks.know[:, r, c, self.clocks.class_of[self._agents["wgmma", t]]] = now
 
     def completed(self, operation: Operation, chosen: Array, *, reads: bool = False) -> None:
-        """Elements of an operation take effect (with `reads`: have taken their sources); before it signals."""
+        """Elements of an operation take effect (`reads`: have taken their sources); before it signals."""
         if self.off or not operation.records:
             return
         if operation.slots is None:

@@ -433,7 +433,7 @@ class ChunkOrder(Asynchronous):
         self._cluster.put(targets, targets * size, rows, classes, vector)
 
     def cluster_pass(self, done: Array, free: list[Cohort]) -> None:
-        """The cluster barrier is complete in clusters `done` (bool); the cohorts `free` go on, now or later."""
+        """The cluster barrier is complete in clusters `done` (bool); the cohorts `free` go on."""
         if self.off or self._cluster is None:
             return
         size = self.clocks.cluster

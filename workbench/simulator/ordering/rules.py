@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 RELAXED_CLUSTER, FREED = "relaxed cluster barrier", "freed"
 MESSAGE, WAITED = "message", "waited"
-"""Notes of a class: what barrier.cluster.arrive.relaxed and mbarriers of too narrow a scope would have handed to it,
-what the senders of st.async knew, and the mbarriers for which it has waited."""
+"""Notes of a class: what barrier.cluster.arrive.relaxed and mbarriers of too narrow a scope would have handed
+to it, what the senders of st.async knew, and the mbarriers for which it has waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,11 @@ def judge(clash: Clash, region: Region) -> Verdict:
 def excused(clash: Clash) -> Array:
     """Return which lanes of a clash are a write after a read that a relaxed or narrow synchronization orders.
 
-    A load whose value has been used is over, whatever the scope of the arrival after it: CUTLASS frees buffers
-    with .cta scope, cluster barriers at the end of a kernel are relaxed, and data that st.async carries came from
-    loads that are over. A copy that refills a stage follows the copy before it if the matrix instruction that was
+    A load whose value has been used is over, whatever the scope of the arrival after it: CUTLASS frees
+    buffers with .cta scope, cluster barriers at the end of a kernel are relaxed, and data that st.async
+    carries
+    came from loads that are over. A copy that refills a stage follows the copy before it if the matrix
+    instruction that was
     committed in between did.
     """
     n, e = clash.later, clash.earlier
@@ -96,12 +98,12 @@ def _name(scope: int) -> str:
 def _asynchronous(clash: Clash, region: Region) -> Verdict | None:
     n, e = clash.later, clash.earlier
     under_way = bool((e.stamp(clash.others[:1]) == FOREVER).all())
-    if e.kind.agent == "cp.async" and e.kind.write:
+    if e.kind.agent == "cp.async" and e.kind.write:  # noqa: SIM102
         if not n.kind.write or under_way:
             why = (
                 "the copy may still be under way: no cp.async.wait_group of its thread covers it yet"
                 if under_way
-                else "wait_group makes a copy visible to the thread that issued it, and no barrier follows for others"
+                else "wait_group makes a copy visible to its own thread, and no barrier follows for others"
             )
             fix = "wait for the group (count the groups that may remain), then synchronise the threads"
             return Verdict("cp-async-group", why, fix)
@@ -160,8 +162,8 @@ def _missed(clash: Clash) -> Verdict | None:
         if covers(world, clock, cta, them, stamp):
             return Verdict(
                 "flag-without-acquire",
-                "a flag that the writer released was read by a relaxed or volatile load with no acquire and no "
-                "fence before the data",
+                "a flag that the writer released was read by a relaxed or volatile load with no acquire and "
+                "no fence before the data",
                 "use ld.acquire for the flag, or fence.acq_rel after the loop that polls it",
             )
     if covers(world, notes.get(NARROW), cta, them, stamp) or covers(
@@ -175,9 +177,9 @@ def _missed(clash: Clash) -> Verdict | None:
     if covers(world, notes.get(LOOSE), cta, them, stamp):
         return Verdict(
             "flag-without-release",
-            "a flag was stored after the data, but relaxed and with no fence in that thread: the flag may be seen "
+            "a flag was stored after the data, but relaxed and with no fence in that thread: it may be seen "
             "before the data",
-            "use st.release (or red.release) for the flag, or a fence before it, after a barrier of the CTA's writers",
+            "use st.release (or red.release) for the flag, or a fence before it, after the writers' barrier",
         )
     if covers(world, notes.get(RELAXED_CLUSTER), cta, them, stamp):
         return Verdict(

@@ -1,8 +1,8 @@
 """Who touched which bytes: records of accesses, and which pairs of them nothing orders.
 
-Memory is followed in granules, the smallest access of the kernel. A write is kept as a record of its own until
-some other access comes near it; then it goes into an array that names the last writer of each granule. Reads
-stay records, because all readers since a write matter to the next one.
+Memory is followed in granules, as large as its accesses allow. A write is kept as a record of its own until
+some other access comes near it; then it goes into an array that names the last writer of each granule. Reads stay
+records, because all readers since a write matter to the next one.
 """
 
 from __future__ import annotations
@@ -412,8 +412,8 @@ class Region:
     def _unpolled(self, clash: Clash) -> Clash | None:
         """Leave out ordinary stores to places that strong loads read, as far as those loads and stores go.
 
-        Data that are their own flag are stored by ordinary vector stores in kernels that work; what such stores
-        are to order shows at the data that are read with ordinary loads.
+        Data that are their own flag are stored by ordinary vector stores in kernels that work; what such
+        stores are to order shows at the data that are read with ordinary loads.
         """
         n, e = clash.later.kind, clash.earlier.kind
         assert self._polled is not None
@@ -429,7 +429,7 @@ class Region:
     def _unobserved(self, r: Record, clash: Clash) -> Clash | None:
         """Leave out lanes whose thread has itself read, by a strong load, what the strong store wrote.
 
-        Causality holds from the store to what follows such a load, whether or not it acquires (PTX ISA 8.9.5).
+        Causality holds from the store to what follows such a load, acquiring or not (PTX ISA 8.9.5).
         """
         if not r.kind.write:
             return clash
