@@ -35,8 +35,9 @@ def elected_arrivals(view: PtxView) -> Iterator[Finding]:
         s for s in view.steps("mbarrier") if s.instruction.modifiers[:1] in (("try_wait",), ("test_wait",))
     ]
     loads = [t for t in touches(view) if t.space is Space.SHARED and t.reads and t.address.known is not None]
+    behind: dict[int, frozenset[int]] = {}
     for a in arrivals:
-        found = _uncovered(view, a, stores, waits, loads)
+        found = _uncovered(view, a, stores, waits, loads, behind)
         if found is not None:
             yield found
 
@@ -47,7 +48,12 @@ def _key(s: Step) -> int | None:
 
 
 def _uncovered(
-    view: PtxView, a: Step, stores: list[Touch], waits: list[Step], loads: list[Touch]
+    view: PtxView,
+    a: Step,
+    stores: list[Touch],
+    waits: list[Step],
+    loads: list[Touch],
+    behind: dict[int, frozenset[int]],
 ) -> Finding | None:
     arriving = executing(view, a)
     key = _key(a)
@@ -60,11 +66,13 @@ def _uncovered(
     readers: set[int] = set()
     for w in waits:
         if _key(w) == key and (executing(view, w) & ~np.isin(warps, warps[arriving])).any():
-            readers |= after(view.graph, w.index)
+            readers |= _behind(view, w.index, behind)
     wanted = [t for t in loads if t.index in readers]
+    if not wanted:
+        return None
     for t in stores:
         others = executing(view, t.step) & beside
-        if not others.any() or a.index not in after(view.graph, t.index):
+        if not others.any() or a.index not in _behind(view, t.index, behind):
             continue
         if not any(_overlap(view, t, others, r) for r in wanted):
             continue
@@ -80,6 +88,13 @@ def _uncovered(
                 "put bar.warp.sync before the elected lane's arrival, or let every lane arrive",
             )
     return None
+
+
+def _behind(view: PtxView, index: int, known: dict[int, frozenset[int]]) -> frozenset[int]:
+    """Instructions behind one, found once."""
+    if index not in known:
+        known[index] = after(view.graph, index)
+    return known[index]
 
 
 def _overlap(view: PtxView, store: Touch, who: Any, read: Touch) -> bool:

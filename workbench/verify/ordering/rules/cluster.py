@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from workbench.findings import Finding, Severity
 from workbench.isa.ptx.model import Address
 from workbench.verify.ordering.memory import Scope, Space, Touch, fences, mapped, touches
@@ -73,6 +75,12 @@ def _relaxed(view: View) -> Iterator[Finding]:
         if in_ptx and e.count != RELAXED:
             changes[e.index] = Change(takes=_OWN | _REMOTE, who=e.guard, sure=not e.guarded)
     marks = Marks(view, changes, CTA_MEETINGS | CLUSTER)
+    brought = 0
+    for e in arrivals:
+        if e.index not in changes:  # relaxed; in SASS any, as the MEMBAR of the others stands before them
+            brought |= int(np.bitwise_or.reduce(marks.before(e.index)))
+    if not brought:
+        return
     stores = [t for t in all_touches if t.index in changes and t.writes]
     for t in remote_reads:
         if marks.carried(t.step) & _OWN and _came_over(view, changes, t, _OWN):
