@@ -1,8 +1,8 @@
 """Who touched which bytes: records of accesses, and which pairs of them nothing orders.
 
 Memory is followed in granules, as large as its accesses allow. A write is kept as a record of its own until
-some other access comes near it; then it goes into an array that names the last writer of each granule. Reads stay
-records, because all readers since a write matter to the next one.
+some other access comes near it; then it goes into an array that names the last writer of each granule. Reads
+stay records, because all readers since a write matter to the next one.
 """
 
 from __future__ import annotations
