@@ -187,6 +187,8 @@ def _loop_parity(view: PtxView, mine: list[Use]) -> Iterator[Finding]:
         loops = _real_loops(view, w.index)
         if step is None or not loops or len(step.values) < 3 or "parity" not in step.instruction.modifiers:
             continue
+        if not _every_time(view, w.index, loops[0]):
+            continue  # a wait that some iterations go round may be for one phase only
         parity, place = step.values[2].constant(), addresses(step)[0][1].constant()
         if parity is None or place is None:
             continue
@@ -202,6 +204,14 @@ def _loop_parity(view: PtxView, mine: list[Use]) -> Iterator[Finding]:
             "flip the parity with every phase (phase ^= 1)",
         )
         return
+
+
+def _every_time(view: PtxView, index: int, body: frozenset[int]) -> bool:
+    """Whether each iteration of a loop passes an instruction."""
+    graph = view.graph
+    block = graph.block_of[index]
+    ends = [b for b, header in graph.back_edges if b in body and header in body]
+    return all(graph.dominates(block, b) for b in ends)
 
 
 def _always_at(view: PtxView, u: Use, place: int) -> bool:
