@@ -292,3 +292,21 @@ def test_a_schedule_does_not_depend_on_the_number_of_processes(adversary: Advers
     ]
     assert [f.rule for f in results[0].findings] == ["out-of-bounds"]
     assert all(r.findings == results[0].findings for r in results[1:])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("left", [1, 31, 33, 50, 64])
+def test_lanes_that_have_exited_are_not_missed_at_a_barrier(left: int, seed: int) -> None:
+    body = f"""
+setp.ge.u32 %p1, %r52, {left};
+@%p1 ret;
+mov.u32 %r1, s;
+shl.b32 %r2, %r52, 2;
+add.u32 %r3, %r1, %r2;
+st.shared.u32 [%r3], %r52;
+bar.sync 0;
+ld.shared.u32 %r4, [s];
+st.global.u32 [%d0], %r4;
+"""
+    text = kernel(INDEX + body, ["out"], ".shared .align 4 .b8 s[256];")
+    assert run(text, OUT, block=64, seed=seed).rules == []

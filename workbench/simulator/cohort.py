@@ -98,7 +98,8 @@ class Cohort:
 
     def whole(self) -> bool:
         """Whether every live lane of each warp in the cohort is in it."""
-        if "whole" not in self._cache:
+        # What was found before the first lane exited holds after it only if it was true.
+        if not self._cache.get("whole", False) and ("whole" not in self._cache or self.chunk.exited):
             launch = self.chunk.launch
             if self.rectangular and self.shape[1] == launch.threads:
                 whole = True
