@@ -117,6 +117,16 @@ class Cohort:
             return whole
         return bool(self._cache["whole"])
 
+    def lanes_of_whole_warps(self) -> Array:
+        """Which lanes belong to a warp all of whose live lanes are here; bool, shaped like the values."""
+        launch = self.chunk.launch
+        rows, columns = np.broadcast_arrays(self.rows(), self.columns())
+        warps = (rows * launch.warps + (columns >> 5)).ravel()
+        counts = np.bincount(warps, minlength=len(self.chunk.alive) * launch.warps)
+        whole = counts == self.chunk.live_lanes_of_warps()
+        result: Array = whole[warps].reshape(self.shape)
+        return result
+
     # -- division --------------------------------------------------------------------------------
 
     def _select_rows(self, keep: Array, live: frozenset[str]) -> Cohort:

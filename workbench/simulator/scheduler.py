@@ -191,8 +191,14 @@ class Chunk:
                 block = blocks[k]
                 if needs[k] and not co.whole():
                     if not forced:
-                        self.parked.setdefault(k + level, []).append(co)
-                        break
+                        # Warps that are complete go on: what the others miss may be waiting for them.
+                        ready, rest = co.split(co.lanes_of_whole_warps(), live[k], live[k])
+                        if rest is not None:
+                            self.parked.setdefault(k + level, []).append(rest)
+                        if ready is None:
+                            break
+                        co = ready
+                        continue
                     forced = False
                     if block.action is Action.BARRIER and not block.warp_synchronous:
                         self._partial_barrier(co, block)
