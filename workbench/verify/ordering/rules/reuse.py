@@ -142,6 +142,7 @@ def _unordered(
     events = view.analysis.program.all_events(*_RECEIVES)
     meetings = {e.index for e in events}
     meetings |= {s.index for s in view.steps("wgmma") if s.instruction.modifiers[:1] == ("wait_group",)}
+    by = {n: who.astype(np.uint64) for n, who in view.block_threads.items()}
     found: dict[tuple[int, int], tuple[_Touch, _Touch, int]] = {}
     for r in reads:
         ahead = after(forward, r.step.index, lambda at: at in meetings)
@@ -154,6 +155,8 @@ def _unordered(
                 graph, a, b = view.graph, r.always, w.always
             else:
                 continue
+            # Only a writer that comes by the read itself is sure to meet nobody on this path.
+            b = replace(b, who=b.who & by[view.graph.block_of[r.step.index]])
             if overlaps(a, b) and _across_warps(a, b) and not _met(graph, r.step.index, at, meetings):
                 key = (view.graph.block_of[r.step.index], view.graph.block_of[at])
                 old = found.get(key)
