@@ -168,6 +168,38 @@ class ExportDocument(Document):
     """Undecided checks that a person waived by name."""
 
 
+class ModuleKernel(Document):
+    """A kernel of an exported package."""
+
+    key: str
+    op: str
+    workload: str
+    arch: str
+    batch: int
+    predicted_us: Figure | None
+    """Predicted time of one run, microseconds; never measured."""
+    waived: tuple[str, ...]
+    """Undecided checks that a person waived by name."""
+
+
+class ModuleDocument(Document):
+    """`workbench export --to module --json`."""
+
+    folder: str
+    """The project folder that was written."""
+    package: str
+    version: str
+    """Ends with a hash of the package's content."""
+    wheel: str
+    """The wheel, relative to `folder`."""
+    wheel_nbytes: int
+    kernels: tuple[ModuleKernel, ...]
+    passed_over: tuple[str, ...]
+    """Keys of winners of the same configurations with a longer predicted time."""
+    by_reference: tuple[str, ...]
+    """Ops of the package that have no kernel."""
+
+
 class RunSummary(Document):
     """One proposing run."""
 
@@ -266,6 +298,7 @@ def schemas() -> dict[str, type[BaseModel]]:
         "db-list": RecordsDocument,
         "doctor": DoctorDocument,
         "export": ExportDocument,
+        "export-module": ModuleDocument,
         "init": InitDocument,
         "litmus": LitmusDocument,
         "manifest": Manifest,

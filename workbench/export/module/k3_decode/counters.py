@@ -1,0 +1,51 @@
+"""Counts which kernels ran and which calls fell back to the reference, with the reason."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+log = logging.getLogger("k3_decode")
+_lock = threading.Lock()
+_kernels: Counter[tuple[str, str]] = Counter()
+_fallbacks: Counter[tuple[str, str]] = Counter()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Calls so far in this process."""
+
+    kernels: dict[tuple[str, str], int]
+    """By op and the kernel's key."""
+    fallbacks: dict[tuple[str, str], int]
+    """By op and reason."""
+
+
+def ran(op: str, key: str) -> None:
+    """Count a call that a kernel answered."""
+    with _lock:
+        _kernels[op, key] += 1
+
+
+def fell_back(op: str, reason: str) -> None:
+    """Count a call that the reference answered; the first of each reason is logged."""
+    with _lock:
+        _fallbacks[op, reason] += 1
+        first = _fallbacks[op, reason] == 1
+    if first:
+        log.warning("%s runs by reference: %s", op, reason)
+
+
+def counts() -> Counts:
+    """A copy of the counts."""
+    with _lock:
+        return Counts(dict(_kernels), dict(_fallbacks))
+
+
+def reset() -> None:
+    """Start counting anew."""
+    with _lock:
+        _kernels.clear()
+        _fallbacks.clear()
