@@ -100,7 +100,7 @@ def _flipped(code: str) -> str:
 
 
 def _narrowed(code: str, scope: str, narrower: str) -> str:
-    return re.sub(rf"\.{scope}(?=[.\s])(?!::)", f".{narrower}", code, count=1)
+    return re.sub(rf"\.{scope}(?=[.\s;])(?!::)", f".{narrower}", code, count=1)
 
 
 def _polls(lines: list[str], n: int) -> bool:

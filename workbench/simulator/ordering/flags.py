@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.simulator.ordering.clocks import Clock, Clocks
+from workbench.simulator.ordering.clocks import Clock, Clocks, World
 from workbench.simulator.ordering.shadow import CLUSTER, CTA, GPU, SYS, Kind
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _APART = 64
 PENDING, LOOSE, NARROW, SEEN = "pending", "loose", "narrow", "seen"
 """Notes of a class: what a fence would let it learn, what it saw from writers that released nothing, what
 scopes kept from it, and the versions of locations that it has learned from."""
+_CARRIED = frozenset((PENDING, LOOSE, NARROW))
 
 
 @dataclass(slots=True)
@@ -123,9 +124,10 @@ class Flags:
             assert clocks.fence_know is not None
             fenced = clocks.fence_know[:, r, c].copy()
             fenced[0, c] = clocks.fence_time[r, c]
-            clock = world.join(clocks.fence_foreign.get((r, c)), {cta: fenced})
             if int(clocks.fence_scope[r, c]) < scope:
                 scope = int(clocks.fence_scope[r, c])
+            clock = world.join(clocks.fence_foreign.get((r, c)), {cta: fenced})
+            clock = _fences_of_others(clock, scope, r, c, clocks)
             location.loose = world.join(location.loose, clocks.peek(r, c))
         else:
             location.loose = world.join(location.loose, clocks.peek(r, c))
@@ -225,6 +227,71 @@ class Flags:
         if location.loose:
             notes[LOOSE] = world.join(notes.get(LOOSE), location.loose)
         clocks.notes[r, c] = notes
+
+
+Notes = dict[Any, Any]
+
+
+def hand_over(
+    held: dict[int, Notes], targets: Array, rows: Array, classes: Array, clocks: Clocks, *, take: bool
+) -> None:
+    """Carry through barriers what threads have read of flags and not yet acquired.
+
+    One thread reads a flag, a barrier follows, and all threads execute an acquiring fence: that orders each
+    of them, and where the fence is missing, the finding names the flag.
+
+    Args:
+        held: by barrier, what those that arrived have noted.
+        targets: barrier of each class.
+        rows: of the classes.
+        classes: who arrives, or goes on.
+        clocks: of the chunk.
+        take: they go on.
+    """
+    if not (held if take else clocks.notes):
+        return
+    for t, r, c in zip(targets.tolist(), rows.tolist(), classes.tolist(), strict=True):
+        mine, theirs = clocks.notes.get((r, c), {}), held.get(t, {})
+        if take and theirs:
+            clocks.notes[r, c] = _noted(mine, theirs, clocks.world)
+        elif not take and not _CARRIED.isdisjoint(mine):
+            held[t] = _noted(theirs, mine, clocks.world)
+
+
+def _noted(notes: Notes, more: Notes, world: World) -> Notes:
+    out = dict(notes)
+    for key in (LOOSE, NARROW):
+        if key in more:
+            out[key] = world.join(notes.get(key), more[key])
+    if PENDING in more:
+        waiting = dict(notes.get(PENDING, {}))
+        for need, clock in more[PENDING].items():
+            waiting[need] = world.join(waiting.get(need), clock)
+        out[PENDING] = waiting
+    return out
+
+
+def _fences_of_others(clock: Clock, scope: int, r: int, c: int, clocks: Clocks) -> Clock:
+    """Add what other threads of the CTA have fenced, at `scope` or wider, before a barrier that c passed.
+
+    PTX ISA 8.8 credits a fence to the strong write of its own thread only. Every thread executing
+    `__threadfence()` before a barrier and one thread counting after it is nevertheless how kernels sum up
+    over CTAs, and MEMBAR does not return before the thread's stores are visible: it is no race here.
+    """
+    assert clocks.fence_know is not None
+    times = clocks.fence_time[r]
+    met = (times > 0) & (clocks.fence_scope[r] >= scope) & (clocks.know[0, r, c] >= times)
+    met[c] = False
+    at = np.flatnonzero(met)
+    if not len(at):
+        return clock
+    cta = int(clocks.ctas[r])
+    vector = np.maximum(clock[cta], clocks.fence_know[:, r, at].max(axis=1))
+    vector[0, at] = np.maximum(vector[0, at], times[at])
+    clock = {**clock, cta: vector}
+    for b in at.tolist():
+        clock = clocks.world.join(clock, clocks.fence_foreign.get((r, b)))
+    return clock
 
 
 def fence(clocks: Clocks, co: Cohort, scope: int, *, release: bool, acquire: bool, sc: bool = False) -> None:

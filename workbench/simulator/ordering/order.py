@@ -12,7 +12,7 @@ from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
 from workbench.simulator.ordering.asynchronous import Asynchronous
 from workbench.simulator.ordering.clocks import FOREVER, Clocks, Objects, TooFineError, World
-from workbench.simulator.ordering.flags import Flags, fence, few
+from workbench.simulator.ordering.flags import Flags, fence, few, hand_over
 from workbench.simulator.ordering.rules import (
     FREED,
     MESSAGE,
@@ -113,6 +113,7 @@ class ChunkOrder(Asynchronous):
         """The last load came before an asynchronous write was complete, and a finding says so."""
         self._kinds: dict[tuple[int, bool, str], Kind] = {}
         self._barriers: Objects | None = None
+        self._noted: dict[int, dict[Any, Any]] = {}
         self._cluster: Objects | None = None
         self._relaxed: dict[int, dict[int, Array]] = {}
         self._filling: Objects | None = None
@@ -390,6 +391,7 @@ class ChunkOrder(Asynchronous):
             return
         vector = self.clocks.release(rows, classes)
         self._barriers.put(rows * BARRIERS + number, rows, rows, classes, vector)
+        hand_over(self._noted, rows * BARRIERS + number, rows, classes, self.clocks, take=False)
 
     def pass_barrier(self, number: int, complete: Array, free: list[Cohort]) -> None:
         """The barrier is complete in some CTAs (bool, one a row): the cohorts `free` go on."""
@@ -399,10 +401,13 @@ class ChunkOrder(Asynchronous):
             for co in free:
                 rows, classes = self.clocks.groups(co)
                 self._barriers.take(rows * BARRIERS + number, rows, rows, classes)
+                hand_over(self._noted, rows * BARRIERS + number, rows, classes, self.clocks, take=True)
         except TooFineError:
             self.off = True
             return
         self._barriers.clear(np.flatnonzero(complete) * BARRIERS + number)
+        for t in (np.flatnonzero(complete) * BARRIERS + number).tolist() if self._noted else ():
+            self._noted.pop(t, None)
         self._settle(free)
 
     def _settle(self, free: list[Cohort]) -> None:

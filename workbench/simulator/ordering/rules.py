@@ -158,14 +158,6 @@ def _missed(clash: Clash) -> Verdict | None:
     if stamp == FOREVER:
         return None
     notes = clocks.notes.get((row, int(clocks.class_of[thread])), {})
-    for clock in notes.get(PENDING, {}).values():
-        if covers(world, clock, cta, them, stamp):
-            return Verdict(
-                "flag-without-acquire",
-                "a flag that the writer released was read by a relaxed or volatile load with no acquire and "
-                "no fence before the data",
-                "use ld.acquire for the flag, or fence.acq_rel after the loop that polls it",
-            )
     if covers(world, notes.get(NARROW), cta, them, stamp) or covers(
         world, notes.get(FREED), cta, them, stamp
     ):
@@ -174,6 +166,14 @@ def _missed(clash: Clash) -> Verdict | None:
             "the flag or mbarrier between them is used with a scope that leaves out the other thread",
             "use .cluster scope within a cluster, .gpu between CTAs, .sys between GPUs, on both sides",
         )
+    for clock in notes.get(PENDING, {}).values():
+        if covers(world, clock, cta, them, stamp):
+            return Verdict(
+                "flag-without-acquire",
+                "a flag that the writer released was read by a relaxed or volatile load with no acquire and "
+                "no fence before the data",
+                "use ld.acquire for the flag, or fence.acq_rel after the loop that polls it",
+            )
     if covers(world, notes.get(LOOSE), cta, them, stamp):
         return Verdict(
             "flag-without-release",

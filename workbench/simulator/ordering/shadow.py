@@ -452,7 +452,7 @@ class Region:
         return Clash(r, clash.earlier, clash.lanes[bad], clash.others[bad], clash.granules[bad])
 
     def _against_reads(self, r: Record) -> list[Clash]:
-        near = [e for e in self.reads if e.low < r.high and r.low < e.high]
+        near = [e for e in self.reads if e.low < r.high and r.low < e.high and not _both_strong(r, e)]
         if not near:
             return []
         if self._scratch is None:
@@ -571,6 +571,12 @@ def compare(r: Record, e: Record, lanes: Array, others: Array, granules: Array, 
     return Clash(r, e, lanes[at], others[at], granules[at])
 
 
+def _both_strong(r: Record, e: Record) -> bool:
+    """Whether two accesses are morally strong whoever makes them."""
+    scope = min(r.kind.scope, e.kind.scope)
+    return scope == SYS or (scope == GPU and r.clocks.rank == e.clocks.rank)
+
+
 def _took_part(e: Record, far: Array, ctas: Array, mine: Array, threads: Array, granules: Array) -> Array:
     """Whether threads themselves took part in a store by which several lanes wrote the same granules."""
     assert e.shared is not None
@@ -584,12 +590,10 @@ def _took_part(e: Record, far: Array, ctas: Array, mine: Array, threads: Array, 
 def _apart(r: Record, e: Record, rows: Array, far: Array, ctas: Array) -> Array:
     """Whether two strong accesses are not morally strong: a scope leaves the other one out."""
     scope = min(r.kind.scope, e.kind.scope)
-    if scope == SYS or (scope == GPU and r.clocks.rank == e.clocks.rank):
+    if _both_strong(r, e):
         return np.zeros(len(rows), bool)
     if scope == GPU or (scope == CLUSTER and r.clocks is not e.clocks):
         return np.ones(len(rows), bool)
     if scope == CLUSTER:
-        result: Array = rows // r.clocks.cluster != far // r.clocks.cluster
-        return result
-    other: Array = r.clocks.ctas[rows] != ctas
-    return other
+        return np.asarray(rows // r.clocks.cluster != far // r.clocks.cluster)
+    return np.asarray(r.clocks.ctas[rows] != ctas)
