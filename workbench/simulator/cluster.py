@@ -195,6 +195,8 @@ class Clusters:
         if done.any():
             self.phase[done] += 1
             self.arrived[done] = 0
+            if self.chunk.order is not None:
+                self.chunk.order.cluster_complete(np.flatnonzero(done))
             rows = np.repeat(done, self.size)[: len(self._touched)]
             self._touched[rows] = False
             self._toucher = {r: v for r, v in self._toucher.items() if not rows[r]}
@@ -212,7 +214,7 @@ class Clusters:
                 held.append((stay, block))
         self.waiting = held
         if out and self.chunk.order is not None:
-            self.chunk.order.cluster_pass(done, [co for co, _ in out])
+            self.chunk.order.cluster_pass([co for co, _ in out])
         return out
 
     def retire(self, co: Cohort) -> list[tuple[Cohort, int]]:

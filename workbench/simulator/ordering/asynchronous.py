@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
-from workbench.simulator.ordering.clocks import FOREVER, Clocks, Objects, TooFineError
+from workbench.simulator.ordering.clocks import FOREVER, Clocks, TooFineError
+from workbench.simulator.ordering.objects import Objects
 from workbench.simulator.ordering.rules import MESSAGE
 from workbench.simulator.ordering.shadow import CLUSTER, SYS, Kind, Record, Region, Spans
 
@@ -98,7 +99,7 @@ class Asynchronous:
         r.note = operation.slots
         operation.records.append(r)
         layer = 0
-        if not write and self.clocks.layers > 1:
+        if not write and self.clocks.base > 1:
             layer = 1 if space == "shared" else 2
         self._access(region, r, None, layer=layer)
 
@@ -215,7 +216,7 @@ class Asynchronous:
             (granules, elements),
             int(inside.min()), int(inside.max()) + 1,
         )  # fmt: skip
-        self._access(self.shared, r, None, layer=1 if self.clocks.layers > 1 else 0)
+        self._access(self.shared, r, None, layer=1 if self.clocks.base > 1 else 0)
         return [r]
 
     def operands_read(self, records: Sequence[Spans], chosen: Array | None = None) -> int:
@@ -238,7 +239,7 @@ class Asynchronous:
         filling, _ = self._phases()
         c = self.clocks.class_of[self._agents["mma", thread]]
         vector = np.zeros((self.clocks.layers, self.clocks.count), np.int64)
-        vector[:, c] = self.clocks.world.time.tick()
+        vector[: self.clocks.base, c] = self.clocks.world.time.tick()
         filling.add(slot, slot % self.chunk.mbarriers.banks, {int(self.clocks.ctas[row]): vector})
 
     def warpgroups_wait(self, rows: Array, first: Array) -> None:
@@ -249,7 +250,8 @@ class Asynchronous:
         for r, t in zip(rows.tolist(), first.tolist(), strict=True):
             if ("wgmma", t) in self._agents:
                 c = np.unique(self.clocks.class_of[t : t + 128])
-                self.clocks.know[:, r, c, self.clocks.class_of[self._agents["wgmma", t]]] = now
+                a = self.clocks.class_of[self._agents["wgmma", t]]
+                self.clocks.know[: self.clocks.base, r, c, a] = now
 
     def completed(self, operation: Operation, chosen: Array, *, reads: bool = False) -> None:
         """Elements of an operation take effect (`reads`: have taken their sources); before it signals."""
@@ -272,7 +274,7 @@ class Asynchronous:
         for slot in np.unique(slots[slots >= 0]).tolist():
             column = slot // banks
             c = self.clocks.class_of[self.agent(("slot", column))]
-            filling.local[:, slot, c] = now
+            filling.local[: self.clocks.base, slot, c] = now
 
     def _stamp(self, r: Spans, chosen: Array) -> None:
         assert r.stamps is not None
@@ -293,7 +295,7 @@ class Asynchronous:
                 for t in threads:
                     rows = co.ctas if co.rectangular else co.ctas[co.threads == t]
                     c, a = self.clocks.class_of[t], self.clocks.class_of[self._agents[which, t]]
-                    self.clocks.know[:, rows, c, a] = now
+                    self.clocks.know[: self.clocks.base, rows, c, a] = now
             self.clocks.world.time.tick()
         except TooFineError:
             self.off = True

@@ -6,8 +6,7 @@ taken part in the same releases and acquires so far form a *class*; `know[l, r, 
 a thread of class a in CTA row r knows the (other) threads of class b of its CTA. An operation by part of a
 class splits it. What is known of other CTAs is kept in dictionaries that are shared and never changed.
 
-Layer 0 is happens-before. Layers 1 and 2 are the same, counting only what a `fence.proxy.async` on the way
-has handed to the async proxy: of shared memory (1) and of global memory (2).
+What a clock tells comes in layers, of which the first is happens-before; see `layers`.
 
 Asynchronous agents (the writes that an mbarrier announces, the bulk groups of a thread) are classes too, of
 one thread that releases when its work completes; their thread numbers follow those of the CTA.
@@ -15,11 +14,13 @@ one thread that releases when its work completes; their thread numbers follow th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from workbench.simulator.ordering.layers import Layout
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
@@ -31,6 +32,8 @@ FOREVER = np.iinfo(np.int64).max
 """Stamp of what is not complete: nobody can know it."""
 MOST_CLASSES = 512
 MOST_CELLS = 1 << 26
+_REMEMBERED = 4096
+"""Arrays whose changed forms are kept, so that threads go on sharing them."""
 
 
 class TooFineError(Exception):
@@ -56,12 +59,34 @@ class World:
         self.time = time or Time()
         self.owners: dict[int, Clocks] = {}
         """Clocks that hold each CTA."""
+        self.layout: Layout | None = None
+        self._changed: dict[tuple[Any, int], tuple[Array, Array]] = {}
         self.fenced: dict[int, Clock] = {}
         """What the threads that executed fence.sc at gpu or sys scope knew then, by rank."""
+        self._joined: tuple[Clock, Clock, Clock] = ({}, {}, {})
+        """What `join` did last: CTAs that knew the same often learn the same."""
 
     def fit(self, cta: int, vector: Array) -> Array:
         """Return a clock of a CTA with an entry for each of today's classes."""
         return self.owners[cta].fit(vector)
+
+    def change(self, clock: Clock, what: Any, how: Callable[[Array], Array]) -> Clock:
+        """Return a clock with every array changed by `how`, which `what` names; equal arrays stay shared."""
+        out = clock
+        for cta, vector in clock.items():
+            key = what, id(vector)
+            known = self._changed.get(key)
+            if known is None:
+                if len(self._changed) >= _REMEMBERED:
+                    self._changed.clear()
+                new = how(vector)
+                # The array is kept too: its identity would pass to another one otherwise.
+                self._changed[key] = known = vector, new
+            if known[1] is not vector:
+                if out is clock:
+                    out = dict(clock)
+                out[cta] = known[1]
+        return out
 
     def join(self, a: Clock | None, b: Clock | None) -> Clock:
         """Return the later of both for every class."""
@@ -69,6 +94,8 @@ class World:
             return a or {}
         if not a:
             return b
+        if self._joined[0] is a and self._joined[1] is b:
+            return self._joined[2]
         out = a
         for cta, new in b.items():
             old = a.get(cta)
@@ -84,6 +111,7 @@ class World:
             if out is a:
                 out = dict(a)
             out[cta] = merged
+        self._joined = a, b, out
         return out
 
 
@@ -94,15 +122,18 @@ class Clocks:
         world: the launch's.
         ctas: CTA number of each row; a number of its own for every CTA of every rank.
         threads: threads of a CTA.
-        layers: 1, or 3 where the async proxy is of interest.
+        layout: the layers.
         cluster: rows that form a cluster.
         rank: rank of the launch.
     """
 
     def __init__(
-        self, world: World, ctas: Array, threads: int, layers: int = 1, cluster: int = 1, rank: int = 0
+        self, world: World, ctas: Array, threads: int, layout: Layout, cluster: int = 1, rank: int = 0
     ) -> None:
-        self.world, self.ctas, self.threads, self.layers = world, ctas, threads, layers
+        self.world, self.ctas, self.threads = world, ctas, threads
+        self.layout = world.layout = world.layout or layout
+        self.layers = layers = self.layout.count
+        self.base = self.layout.base
         self.cluster, self.rank = cluster, rank
         rows = len(ctas)
         self.row_of = {int(c): r for r, c in enumerate(ctas)}
@@ -117,14 +148,11 @@ class Clocks:
         self.last = np.zeros((rows, 1), np.int64)
         """Time of the last release of each class; replaced, never changed."""
         self.fenced = np.zeros((layers, rows, 1), np.int64)
-        """Time of each class's own last proxy fence."""
-        self.fence_time = np.zeros((rows, 1), np.int64)
-        """Time of each class's last release fence, 0: none."""
-        self.fence_scope = np.zeros((rows, 1), np.int64)
-        self.fence_know: Array | None = None
+        """Time of each class's own last fence that counts in a layer."""
+        self.fences = self.waits = False
+        """Some class has executed a fence; some class has read what a fence would make known."""
         self.foreign: dict[tuple[int, int], Clock] = {}
         """What classes (row, class) know of other CTAs."""
-        self.fence_foreign: dict[tuple[int, int], Clock] = {}
         self.notes: dict[tuple[int, int], dict[Any, Any]] = {}
         """What else is remembered of a class; inherited, values are never changed in place."""
         self.version = 0
@@ -170,21 +198,16 @@ class Clocks:
         index = np.array([*range(before), *(max(p, 0) for p in parents)])
         agents = np.array([False] * before + [p < 0 for p in parents])
         self.know = self.know[:, :, index][:, :, :, index]
-        self.last, self.fence_time = self.last[:, index], self.fence_time[:, index]
-        self.fence_scope, self.fenced = self.fence_scope[:, index], self.fenced[:, :, index]
-        if self.fence_know is not None:
-            self.fence_know = self.fence_know[:, :, index][:, :, :, index]
+        self.last, self.fenced = self.last[:, index], self.fenced[:, :, index]
         if agents.any():
-            for table in (self.know, self.fence_know):
-                if table is not None:
-                    table[:, :, agents] = 0
-                    table[:, :, :, agents] = 0
-            for table in (self.last, self.fence_time, self.fence_scope, self.fenced):
+            self.know[:, :, agents] = 0
+            self.know[:, :, :, agents] = 0
+            for table in (self.last, self.fenced):
                 table[..., agents] = 0
         for k, p in enumerate(parents):
             if p < 0:
                 continue
-            for notes in (self.foreign, self.fence_foreign, self.notes):
+            for notes in (self.foreign, self.notes):
                 for row, c in [key for key in notes if key[1] == p]:
                     notes[row, before + k] = notes[row, c]
 
@@ -312,10 +335,8 @@ class Clocks:
     def _own(self, vector: Array, rows: Array, classes: Array, now: int | Array) -> None:
         at = np.arange(len(rows))
         vector[0, at, classes] = now
-        for layer in range(1, self.layers):
-            vector[layer, at, classes] = np.maximum(
-                vector[layer, at, classes], self.fenced[layer, rows, classes]
-            )
+        if self.layers > 1:
+            vector[1:, at, classes] = np.maximum(vector[1:, at, classes], self.fenced[1:, rows, classes])
 
     def peek(self, row: int, c: int) -> Clock:
         """Return all that one class would hand over if it released now, without a release."""
@@ -338,8 +359,8 @@ class Clocks:
             vector = self.fit(clock[own])
             self.know[:, row, c] = np.maximum(self.know[:, row, c], vector)
         if len(clock) > (own in clock):
-            rest = {k: v for k, v in clock.items() if k != own} if own in clock else clock
-            self.foreign[row, c] = self.world.join(self.foreign.get((row, c)), rest)
+            # Its own CTA stays in: what everybody learns is then one dictionary that all share.
+            self.foreign[row, c] = self.world.join(self.foreign.get((row, c)), clock)
 
     def complete(self, rows: Array, agent: int) -> int:
         """Have the agent `agent` of CTA rows release; return the time, at which only it is known."""
@@ -351,23 +372,121 @@ class Clocks:
     def proxy_fence(self, co: Cohort, layers: Iterable[int]) -> None:
         """fence.proxy.async: what the threads know and did is handed to the async proxy."""
         rows, classes = self.groups(co)
+        self._hand(rows, classes, tuple(layers))
+
+    def _hand(self, rows: Array, classes: Array, layers: tuple[int, ...]) -> int:
+        """Have classes' knowledge and deeds count in `layers` too; return the time."""
         now = self.world.time.tick()
         self.last = self.last.copy()
         self.last[rows, classes] = now
+        known = self.know[0, rows, classes]
         for layer in layers:
-            self.know[layer, rows, classes] = np.maximum(
-                self.know[layer, rows, classes], self.know[0, rows, classes]
-            )
+            self.know[layer, rows, classes] = np.maximum(self.know[layer, rows, classes], known)
             self.fenced[layer, rows, classes] = now
+
+        def up(vector: Array) -> Array:
+            if all((vector[layer] >= vector[0]).all() for layer in layers):
+                return vector
+            vector = vector.copy()
+            for layer in layers:
+                vector[layer] = np.maximum(vector[layer], vector[0])
+            return vector
+
+        if layers:
+            self._change_foreign(rows, classes, layers, up)
+        return now
+
+    def _change_foreign(self, rows: Array, classes: Array, what: Any, how: Callable[[Array], Array]) -> None:
+        done: dict[int, Clock] = {}
+        if not self.foreign:
+            return
+        for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
+            far = self.foreign.get((r, c))
+            if far:
+                if id(far) not in done:
+                    done[id(far)] = self.world.change(far, what, how)
+                self.foreign[r, c] = done[id(far)]
+
+    def fence(self, co: Cohort, scope: int, *, release: bool, acquire: bool, sc: bool = False) -> None:
+        """Fence and membar of the threads of a cohort.
+
+        Two fence.sc whose scopes include each other are ordered one way or the other (ISA, Fence-SC order);
+        in a run that is the way in which they were executed. membar is a fence.sc.
+        """
+        rows, classes = self.groups(co)
+        layout, world = self.layout, self.world
+        within = [k for k, s in enumerate(layout.scopes) if s <= scope]
+        if sc:
             for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
-                far = self.foreign.get((r, c))
-                if far:
-                    out = {}
-                    for cta, v in far.items():
-                        v = v.copy()
-                        v[layer] = np.maximum(v[layer], v[0])
-                        out[cta] = v
-                    self.foreign[r, c] = out
+                self.learn_clock(r, c, world.fenced.get(self.rank))
+        if acquire and self.waits:
+            self._acquire(rows, classes, within)
+        if not release:
+            return
+        self.fences = True
+        now = self._hand(rows, classes, tuple(layout.released(k) for k in within))
+        if sc:
+            vector = self.know[:, rows, classes].copy()
+            self._own(vector, rows, classes, now)
+            known: Clock = world.fenced.get(self.rank, {})
+            for i, (r, c) in enumerate(zip(rows.tolist(), classes.tolist(), strict=True)):
+                known = world.join(known, {int(self.ctas[r]): vector[:, i].copy()})
+                known = world.join(known, self.foreign.get((r, c)))
+            world.fenced[self.rank] = known
+
+    def _acquire(self, rows: Array, classes: Array, within: list[int]) -> None:
+        layout, base = self.layout, self.base
+
+        def known(vector: Array) -> Array:
+            out = vector.copy()
+            for k in within:
+                out[:base] = np.maximum(out[:base], vector[layout.pending(k)])
+            # What it has not made known, its scope kept back.
+            out[layout.narrow] = np.maximum(out[layout.narrow], vector[layout.unfenced])
+            return vector if (out == vector).all() else out
+
+        self.know[:, rows, classes] = known(self.know[:, rows, classes])
+        self._change_foreign(rows, classes, ("acquire", len(within)), known)
+
+    def published(self, clock: Clock, k: int) -> Clock:
+        """Return what of a clock fences of `scopes[k]` have released."""
+        layout, base = self.layout, self.base
+        layer, first = layout.released(k), layout.released(0)
+        last = first + len(layout.scopes)
+
+        def part(vector: Array) -> Array:
+            out = np.zeros_like(vector)
+            out[0] = vector[layer]
+            out[1:base] = np.minimum(vector[1:base], vector[layer])
+            out[first:last] = np.minimum(vector[first:last], vector[layer])
+            return out
+
+        return self.world.change(clock, ("published", k), part)
+
+    def missing(self, clock: Clock, layer: int) -> Clock:
+        """Return a clock that tells in one of the last three layers what `clock` tells of happens-before."""
+
+        def part(vector: Array) -> Array:
+            out = np.zeros_like(vector)
+            out[layer] = vector[0]
+            return out
+
+        return self.world.change(clock, ("missing", layer), part)
+
+    def pending(self, clock: Clock, need: int) -> Clock:
+        """Return what of a clock a fence of scope `need` or wider will make known."""
+        layout, base = self.layout, self.base
+        self.waits = True
+
+        def part(vector: Array) -> Array:
+            out = np.zeros_like(vector)
+            for k, scope in enumerate(layout.scopes):
+                if scope >= need:
+                    out[layout.pending(k)] = vector[:base]
+            out[layout.unfenced] = vector[0]
+            return out
+
+        return self.world.change(clock, ("pending", need), part)
 
     def warp_barrier(self, co: Cohort, members: Array | None) -> None:
         """bar.warp.sync: order the threads of each warp; `members` are their masks (lanes,), None: all."""
@@ -394,9 +513,9 @@ class Clocks:
             masks = np.array([table[r, c] for r, c in zip(rows.tolist(), classes.tolist(), strict=True)])
             _, key = np.unique(np.stack([key, masks]), axis=1, return_inverse=True)
         unique, inverse = np.unique(key, return_inverse=True)
-        joined = np.zeros((self.layers, len(unique), self.count), np.int64)
-        for layer in range(self.layers):
-            np.maximum.at(joined[layer], inverse, vector[layer])
+        order = np.argsort(inverse, kind="stable")
+        starts = np.searchsorted(inverse[order], np.arange(len(unique)))
+        joined = np.maximum.reduceat(vector[:, order], starts, axis=1)
         self.learn(rows, classes, joined[:, inverse])
         if self.foreign:
             far: dict[int, Clock] = {}
@@ -422,11 +541,11 @@ class Clocks:
         """
         real = np.zeros(self.count, bool)
         real[self.class_of[: self.threads]] = True
-        know = self.know[:2][:, :, real].copy()
+        know = self.know[: min(2, self.base)][:, :, real].copy()
         own = np.flatnonzero(real)
         single = np.flatnonzero(self._size[real] == 1)
         know[0][:, single, own[single]] = FOREVER
-        if self.layers > 1:
+        if self.base > 1:
             know[1][:, single, own[single]] = self.fenced[1][:, own[single]]
         result: Array = know.min(axis=2)
         return result
@@ -461,100 +580,3 @@ class Clocks:
                     vector = owner.fit(known[cta])[layer]
                     out[at] = vector[owner.class_of[others[at]]] > stamps[at]
         return out
-
-
-def covers(world: World, clock: Clock | None, cta: int, thread: int, stamp: int, layer: int = 0) -> bool:
-    """Whether a clock knows what a thread did at `stamp`."""
-    if not clock or cta not in clock:
-        return False
-    owner = world.owners[cta]
-    return int(owner.fit(clock[cta])[layer, owner.class_of[thread]]) > stamp
-
-
-class Objects:
-    """Clocks of things that order threads: barriers, phases of mbarriers. Each belongs to a CTA, its home."""
-
-    def __init__(self, clocks: Clocks, count: int) -> None:
-        self.clocks = clocks
-        self._local = np.zeros((clocks.layers, count, clocks.count), np.int64)
-        self.foreign: dict[int, Clock] = {}
-
-    @property
-    def local(self) -> Array:
-        """What each knows of its home, (layers, objects, classes)."""
-        if self._local.shape[-1] != self.clocks.count:
-            self._local = self.clocks.fit(self._local)
-        return self._local
-
-    def extend(self, count: int) -> None:
-        """Have at least `count` objects."""
-        have = self._local.shape[1]
-        if count > have:
-            more = np.zeros((self.clocks.layers, count - have, self._local.shape[-1]), np.int64)
-            self._local = np.concatenate([self._local, more], axis=1)
-
-    def put(self, targets: Array, homes: Array, rows: Array, classes: Array, vector: Array) -> None:
-        """Add what classes release, see `Clocks.release`; all (pairs,)."""
-        clocks, local = self.clocks, self.local
-        near = homes == rows
-        for layer in range(clocks.layers):
-            np.maximum.at(local[layer], targets[near], vector[layer][near])
-        foreign = clocks.foreign
-        if near.all() and not foreign:
-            return
-        for i, (t, h, r, c) in enumerate(
-            zip(targets.tolist(), homes.tolist(), rows.tolist(), classes.tolist(), strict=True)
-        ):
-            clock = foreign.get((r, c))
-            if h != r:
-                clock = clocks.world.join(clock, {int(clocks.ctas[r]): vector[:, i].copy()})
-            if clock:
-                self.add(t, h, clock)
-
-    def add(self, target: int, home: int, clock: Clock) -> None:
-        """Add a clock to one object."""
-        clocks = self.clocks
-        own = int(clocks.ctas[home])
-        if own in clock:
-            local = self.local
-            local[:, target] = np.maximum(local[:, target], clocks.fit(clock[own]))
-            clock = {k: v for k, v in clock.items() if k != own}
-        if clock:
-            self.foreign[target] = clocks.world.join(self.foreign.get(target), clock)
-
-    def take(self, targets: Array, homes: Array, rows: Array, classes: Array, *, near: bool = False) -> None:
-        """Have classes know what the objects do (with `near` of their own CTA only); pairs are distinct."""
-        clocks, local = self.clocks, self.local
-        home = homes == rows
-        if home.any():
-            clocks.learn(rows[home], classes[home], local[:, targets[home]])
-        if near or (home.all() and not self.foreign):
-            return
-        for t, h, r, c in zip(targets.tolist(), homes.tolist(), rows.tolist(), classes.tolist(), strict=True):
-            if h != r:
-                clocks.learn_clock(r, c, {int(clocks.ctas[h]): local[:, t].copy()})
-            clocks.learn_clock(r, c, self.foreign.get(t))
-
-    def whole(self, target: int, home: int) -> Clock:
-        """Return all that one object knows."""
-        own = {int(self.clocks.ctas[home]): self.local[:, target].copy()}
-        return self.clocks.world.join(self.foreign.get(target), own)
-
-    def clear(self, targets: Array) -> None:
-        """Forget what objects know."""
-        self.local[:, targets] = 0
-        if self.foreign:
-            for t in targets.tolist():
-                self.foreign.pop(t, None)
-
-    def move(self, targets: Array, to: Objects) -> None:
-        """Hand what objects know to the same objects of `to`, whose knowledge ends, and forget it here."""
-        to.local[:, targets] = self.local[:, targets]
-        if self.foreign or to.foreign:
-            for t in targets.tolist():
-                clock = self.foreign.get(t)
-                if clock:
-                    to.foreign[t] = clock
-                else:
-                    to.foreign.pop(t, None)
-        self.clear(targets)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.simulator.ordering.clocks import Clock, Clocks, World
+from workbench.simulator.ordering.clocks import Clock, Clocks
 from workbench.simulator.ordering.shadow import CLUSTER, CTA, GPU, SYS, Kind
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ _MANY = 4096
 """Addresses of one instruction that are still followed one by one."""
 _APART = 64
 """Addresses of one CTA in one instruction for which threads are told apart."""
-PENDING, LOOSE, NARROW, SEEN = "pending", "loose", "narrow", "seen"
-"""Notes of a class: what a fence would let it learn, what it saw from writers that released nothing, what
-scopes kept from it, and the versions of locations that it has learned from."""
-_CARRIED = frozenset((PENDING, LOOSE, NARROW))
+SEEN, OWN = "seen", "own"
+"""Notes of a class: the versions of locations that it has learned from, and what it has itself released at
+locations, by key: later strong stores of the thread there hand it on (ISA 8.8)."""
+_MOST_OWN = 32
 
 
 @dataclass(slots=True)
@@ -85,8 +85,7 @@ class Flags:
             co: the lanes.
             clocks: of their chunk.
         """
-        fences = bool(clocks.fence_time.any())
-        if not kind.release and not fences and not few(co):
+        if not kind.release and not clocks.fences and not few(co):
             if not rmw and self.locations and int(at.max()) >= self.low and int(at.min()) <= self.high:
                 for gone in set(zip(spaces.tolist(), at.tolist(), strict=True)) & self.locations.keys():
                     del self.locations[gone]
@@ -106,39 +105,52 @@ class Flags:
             if not rmw:
                 location.parts, location.loose = {}, {}
             location.version = self._next()
-            self._add(location, kind, r, c, vector[:, i] if vector is not None else None, clocks)
+            key_of = int(joint[0, t]), int(joint[1, t])
+            self._add(location, key_of, kind, r, c, vector[:, i] if vector is not None else None, clocks)
 
     def _next(self) -> int:
         self.version += 1
         return self.version
 
     def _add(
-        self, location: Location, kind: Kind, r: int, c: int, vector: Array | None, clocks: Clocks
-    ) -> None:
+        self, location: Location, key: tuple[int, int], kind: Kind, r: int, c: int, vector: Array | None,
+        clocks: Clocks,
+    ) -> None:  # fmt: skip
         cta = int(clocks.ctas[r])
-        world = clocks.world
-        scope = kind.scope
+        world, layout = clocks.world, clocks.layout
+        if not layout.flags:
+            return
+        own = clocks.notes.get((r, c), {}).get(OWN, {})
         if vector is not None:
             clock = world.join(clocks.foreign.get((r, c)), {cta: vector.copy()})
-        elif clocks.fence_time[r, c] and scope:
-            assert clocks.fence_know is not None
-            fenced = clocks.fence_know[:, r, c].copy()
-            fenced[0, c] = clocks.fence_time[r, c]
-            if int(clocks.fence_scope[r, c]) < scope:
-                scope = int(clocks.fence_scope[r, c])
-            clock = world.join(clocks.fence_foreign.get((r, c)), {cta: fenced})
-            clock = _fences_of_others(clock, scope, r, c, clocks)
-            location.loose = world.join(location.loose, clocks.peek(r, c))
-        else:
-            location.loose = world.join(location.loose, clocks.peek(r, c))
+            self._put(location, kind.scope, r, clock, clocks)
+            notes = dict(clocks.notes.get((r, c), {}))
+            kept = list(own.items())[1 - _MOST_OWN :] if key not in own else list(own.items())
+            notes[OWN] = {**dict(kept), key: (kind.scope, clock)}
+            clocks.notes[r, c] = notes
             return
-        cluster = int(clocks.ctas[r - r % clocks.cluster])
+        peeked = clocks.peek(r, c)
+        if kind.scope:
+            if key in own:
+                scope, clock = own[key]
+                self._put(location, min(scope, kind.scope), r, clock, clocks)
+            if clocks.fences:
+                before: Clock = {}
+                for k in range(len(layout.scopes) - 1, -1, -1):
+                    clock = clocks.published(peeked, k)
+                    if not _same(clock, before):
+                        self._put(location, min(layout.scopes[k], kind.scope), r, clock, clocks)
+                    before = clock
+        location.loose = world.join(location.loose, clocks.missing(peeked, layout.loose))
+
+    def _put(self, location: Location, scope: int, r: int, clock: Clock, clocks: Clocks) -> None:
+        cta, cluster = int(clocks.ctas[r]), int(clocks.ctas[r - r % clocks.cluster])
         where = {CTA: cta, CLUSTER: cluster, GPU: clocks.rank, SYS: 0}[scope]
         part = location.parts.get((scope, where))
         if part is None:
             location.parts[scope, where] = Part(clock, {(cta, cluster, clocks.rank)})
         else:
-            part.clock = world.join(part.clock, clock)
+            part.clock = clocks.world.join(part.clock, clock)
             part.origins.add((cta, cluster, clocks.rank))
 
     def _write_many(self, kind: Kind, co: Cohort, clocks: Clocks) -> None:
@@ -149,7 +161,7 @@ class Flags:
         self.low, self.high = -1, 1 << 62
         location.version = self._next()
         for i, (r, c) in enumerate(zip(rows.tolist(), classes.tolist(), strict=True)):
-            self._add(location, kind, r, c, vector[:, i], clocks)
+            self._add(location, (-1, 0), kind, r, c, vector[:, i], clocks)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -193,7 +205,7 @@ class Flags:
         location = self._at(key)
         location.version = self._next()
         vector = clocks.release(np.array([row]), np.array([c]))[:, 0] if kind.release else None
-        self._add(location, kind, row, c, vector, clocks)
+        self._add(location, key, kind, row, c, vector, clocks)
 
     def _learn(
         self, kind: Kind, key: tuple[int, int], location: Location, r: int, c: int, clocks: Clocks
@@ -202,7 +214,7 @@ class Flags:
         seen = notes.get(SEEN, {})
         if seen.get((key, kind.acquire, kind.scope)) == location.version:
             return
-        world = clocks.world
+        layout = clocks.layout
         notes = dict(notes)
         notes[SEEN] = {**seen, (key, kind.acquire, kind.scope): location.version}
         cta, cluster = int(clocks.ctas[r]), int(clocks.ctas[r - r % clocks.cluster])
@@ -217,127 +229,17 @@ class Flags:
                 elif all(o[2] == clocks.rank for o in part.origins):
                     need = GPU
             if need > kind.scope:
-                notes[NARROW] = world.join(notes.get(NARROW), part.clock)
+                clocks.learn_clock(r, c, clocks.missing(part.clock, layout.narrow))
             elif kind.acquire:
                 clocks.learn_clock(r, c, part.clock)
             else:
-                waiting = dict(notes.get(PENDING, {}))
-                waiting[need] = world.join(waiting.get(need), part.clock)
-                notes[PENDING] = waiting
-        if location.loose:
-            notes[LOOSE] = world.join(notes.get(LOOSE), location.loose)
+                clocks.learn_clock(r, c, clocks.pending(part.clock, need))
+        clocks.learn_clock(r, c, location.loose)
         clocks.notes[r, c] = notes
 
 
-Notes = dict[Any, Any]
-
-
-def hand_over(
-    held: dict[int, Notes], targets: Array, rows: Array, classes: Array, clocks: Clocks, *, take: bool
-) -> None:
-    """Carry through barriers what threads have read of flags and not yet acquired.
-
-    One thread reads a flag, a barrier follows, and all threads execute an acquiring fence: that orders each
-    of them, and where the fence is missing, the finding names the flag.
-
-    Args:
-        held: by barrier, what those that arrived have noted.
-        targets: barrier of each class.
-        rows: of the classes.
-        classes: who arrives, or goes on.
-        clocks: of the chunk.
-        take: they go on.
-    """
-    if not (held if take else clocks.notes):
-        return
-    for t, r, c in zip(targets.tolist(), rows.tolist(), classes.tolist(), strict=True):
-        mine, theirs = clocks.notes.get((r, c), {}), held.get(t, {})
-        if take and theirs:
-            clocks.notes[r, c] = _noted(mine, theirs, clocks.world)
-        elif not take and not _CARRIED.isdisjoint(mine):
-            held[t] = _noted(theirs, mine, clocks.world)
-
-
-def _noted(notes: Notes, more: Notes, world: World) -> Notes:
-    out = dict(notes)
-    for key in (LOOSE, NARROW):
-        if key in more:
-            out[key] = world.join(notes.get(key), more[key])
-    if PENDING in more:
-        waiting = dict(notes.get(PENDING, {}))
-        for need, clock in more[PENDING].items():
-            waiting[need] = world.join(waiting.get(need), clock)
-        out[PENDING] = waiting
-    return out
-
-
-def _fences_of_others(clock: Clock, scope: int, r: int, c: int, clocks: Clocks) -> Clock:
-    """Add what other threads of the CTA have fenced, at `scope` or wider, before a barrier that c passed.
-
-    PTX ISA 8.8 credits a fence to the strong write of its own thread only. Every thread executing
-    `__threadfence()` before a barrier and one thread counting after it is nevertheless how kernels sum up
-    over CTAs, and MEMBAR does not return before the thread's stores are visible: it is no race here.
-    """
-    assert clocks.fence_know is not None
-    times = clocks.fence_time[r]
-    met = (times > 0) & (clocks.fence_scope[r] >= scope) & (clocks.know[0, r, c] >= times)
-    met[c] = False
-    at = np.flatnonzero(met)
-    if not len(at):
-        return clock
-    cta = int(clocks.ctas[r])
-    vector = np.maximum(clock[cta], clocks.fence_know[:, r, at].max(axis=1))
-    vector[0, at] = np.maximum(vector[0, at], times[at])
-    clock = {**clock, cta: vector}
-    for b in at.tolist():
-        clock = clocks.world.join(clock, clocks.fence_foreign.get((r, b)))
-    return clock
-
-
-def fence(clocks: Clocks, co: Cohort, scope: int, *, release: bool, acquire: bool, sc: bool = False) -> None:
-    """fence and membar of the threads of a cohort.
-
-    Two fence.sc whose scopes include each other are ordered one way or the other (ISA, Fence-SC order); in a
-    run that is the way in which they were executed. membar is a fence.sc.
-    """
-    rows, classes = clocks.groups(co)
-    sc = sc and scope >= GPU
-    if sc:
-        for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
-            clocks.learn_clock(r, c, clocks.world.fenced.get(clocks.rank))
-    if acquire and clocks.notes:
-        for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
-            notes = clocks.notes.get((r, c))
-            if not notes or PENDING not in notes:
-                continue
-            notes = dict(notes)
-            left = {}
-            for need, clock in notes.pop(PENDING).items():
-                if need <= scope:
-                    clocks.learn_clock(r, c, clock)
-                else:
-                    left[need] = clock
-                    notes[NARROW] = clocks.world.join(notes.get(NARROW), clock)
-            if left:
-                notes[PENDING] = left
-            clocks.notes[r, c] = notes
-    if release:
-        vector = clocks.release(rows, classes)
-        if clocks.fence_know is None:
-            clocks.fence_know = np.zeros_like(clocks.know)
-        # Each thread hands over what it did itself, not what others of its class did.
-        clocks.fence_know[:, rows, classes] = clocks.know[:, rows, classes]
-        clocks.fence_time[rows, classes] = clocks.world.time.now
-        clocks.fence_scope[rows, classes] = scope
-        if clocks.foreign:
-            for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
-                far = clocks.foreign.get((r, c))
-                if far:
-                    clocks.fence_foreign[r, c] = far
-        if sc:
-            world = clocks.world
-            known = world.fenced.get(clocks.rank, {})
-            for i, (r, c) in enumerate(zip(rows.tolist(), classes.tolist(), strict=True)):
-                known = world.join(known, {int(clocks.ctas[r]): vector[:, i].copy()})
-                known = world.join(known, clocks.foreign.get((r, c)))
-            world.fenced[clocks.rank] = known or {}
+def _same(a: Clock, b: Clock) -> bool:
+    """Whether two clocks tell the same of happens-before."""
+    return a.keys() == b.keys() and all(
+        v is b[cta] or np.array_equal(v[0], b[cta][0]) for cta, v in a.items()
+    )

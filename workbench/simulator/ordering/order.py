@@ -11,8 +11,10 @@ import numpy.typing as npt
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
 from workbench.simulator.ordering.asynchronous import Asynchronous
-from workbench.simulator.ordering.clocks import FOREVER, Clocks, Objects, TooFineError, World
-from workbench.simulator.ordering.flags import Flags, fence, few, hand_over
+from workbench.simulator.ordering.clocks import FOREVER, Clocks, TooFineError, World
+from workbench.simulator.ordering.flags import Flags, few
+from workbench.simulator.ordering.layers import SCOPES, Layout, fence_scope, layout_of
+from workbench.simulator.ordering.objects import Objects
 from workbench.simulator.ordering.rules import (
     FREED,
     MESSAGE,
@@ -36,14 +38,13 @@ Touched = dict[int, tuple[Array, Array]]
 BARRIERS = 16
 _UNIT = 16
 """Bytes of a granule before a smaller access is met."""
-_SCOPES = {"cta": CTA, "cluster": CLUSTER, "gpu": GPU, "sys": SYS, "gl": GPU}
 
 
 def scope_of(item: Instruction, default: int) -> int:
     """Return the scope an instruction names."""
     for m in item.modifiers:
-        if m in _SCOPES:
-            return _SCOPES[m]
+        if m in SCOPES:
+            return SCOPES[m]
     return default
 
 
@@ -92,14 +93,14 @@ class ChunkOrder(Asynchronous):
     Args:
         chunk: the chunk; its shared memory and its threads.
         launch: what the chunks of a launch share.
-        layers: 3 if the kernel has asynchronous reads, else 1.
+        layout: the layers of the clocks.
     """
 
-    def __init__(self, chunk: Chunk, launch: LaunchOrder, layers: int) -> None:
+    def __init__(self, chunk: Chunk, launch: LaunchOrder, layout: Layout) -> None:
         self.chunk, self.launch = chunk, launch
         x, y, z = chunk.launch.cluster
         self.clocks = Clocks(
-            launch.world, chunk.ctas + chunk.launch.first_cta, chunk.launch.threads, layers, x * y * z,
+            launch.world, chunk.ctas + chunk.launch.first_cta, chunk.launch.threads, layout, x * y * z,
             chunk.launch.rank,
         )  # fmt: skip
         space = chunk.space_shared
@@ -113,8 +114,8 @@ class ChunkOrder(Asynchronous):
         """The last load came before an asynchronous write was complete, and a finding says so."""
         self._kinds: dict[tuple[int, bool, str], Kind] = {}
         self._barriers: Objects | None = None
-        self._noted: dict[int, dict[Any, Any]] = {}
-        self._cluster: Objects | None = None
+        self._cluster: tuple[Objects, Objects] | None = None
+        """What the current and the last phase of the cluster barriers hand over."""
         self._relaxed: dict[int, dict[int, Array]] = {}
         self._filling: Objects | None = None
         self._done: Objects | None = None
@@ -248,11 +249,13 @@ class ChunkOrder(Asynchronous):
         Who reads it and acquires is ordered after the store itself, too.
         """
         kind, clocks = r.kind, self.clocks
-        if not kind.scope or not kind.write or kind.release or not clocks.fence_time.any():
+        if not kind.scope or not kind.write or kind.release or not clocks.fences:
             return
         rows, threads = r.lanes()
         classes = clocks.class_of[threads]
-        fenced, last = clocks.fence_time[rows, classes], clocks.last[rows, classes]
+        first = clocks.layout.released(0)
+        fenced = clocks.fenced[first : first + len(clocks.layout.scopes), rows, classes].max(axis=0)
+        last = clocks.last[rows, classes]
         r.stamps = np.where(fenced > 0, np.minimum(last, fenced - 1), last)
 
     def _strong(self, kind: Kind, spaces: Array, at: Array, co: Cohort) -> None:
@@ -284,17 +287,20 @@ class ChunkOrder(Asynchronous):
             return
         kind = self._kind(site, True, space)
         at = np.broadcast_to(at, co.shape)
-        if space == "shared":
-            self.near(site, True, at, None, int(at.min()), int(at.max()) + site.size, co, rows)
-            bank = rows if rows is not None else co.rows()
-            spaces = np.broadcast_to(self.clocks.ctas[bank] + 1, co.shape).ravel()
-        else:
-            self.far(site, True, at, None, co)
-            spaces = np.zeros(co.lanes, np.int64)
         flags, clocks = self.launch.flags, self.clocks
         flat = at.ravel()
-        busy = kind.release or bool(clocks.fence_time.any())
+        spaces = np.zeros(co.lanes, np.int64)
+        if space == "shared":
+            bank = rows if rows is not None else co.rows()
+            spaces = np.broadcast_to(clocks.ctas[bank] + 1, co.shape).ravel()
+        busy = kind.release or clocks.fences
         try:
+            if kind.acquire and wanted:  # what it writes comes after what it acquires
+                flags.read(kind, spaces, flat, co, clocks)
+            if space == "shared":
+                self.near(site, True, at, None, int(at.min()), int(at.max()) + site.size, co, rows)
+            else:
+                self.far(site, True, at, None, co)
             if not busy and not few(co) and not (wanted and flags.locations):
                 return
             if not wanted:
@@ -344,22 +350,19 @@ class ChunkOrder(Asynchronous):
         if self.off:
             return
         m = item.modifiers
-        scope = scope_of(item, SYS)
+        if not fence_scope(item):
+            return
         try:
-            fence(
-                self.clocks,
-                co,
-                scope,
-                release="acquire" not in m,
-                acquire="release" not in m,
+            self.clocks.fence(
+                co, fence_scope(item), release="acquire" not in m, acquire="release" not in m,
                 sc=item.opcode == "membar" or "sc" in m,
-            )
+            )  # fmt: skip
         except TooFineError:
             self.off = True
 
     def proxy_fence(self, co: Cohort, layers: tuple[int, ...]) -> None:
         """fence.proxy.async of shared memory (1), global memory (2)."""
-        if self.off or self.clocks.layers == 1:
+        if self.off or self.clocks.base == 1:
             return
         try:
             self.clocks.proxy_fence(co, layers)
@@ -391,7 +394,6 @@ class ChunkOrder(Asynchronous):
             return
         vector = self.clocks.release(rows, classes)
         self._barriers.put(rows * BARRIERS + number, rows, rows, classes, vector)
-        hand_over(self._noted, rows * BARRIERS + number, rows, classes, self.clocks, take=False)
 
     def pass_barrier(self, number: int, complete: Array, free: list[Cohort]) -> None:
         """The barrier is complete in some CTAs (bool, one a row): the cohorts `free` go on."""
@@ -401,13 +403,10 @@ class ChunkOrder(Asynchronous):
             for co in free:
                 rows, classes = self.clocks.groups(co)
                 self._barriers.take(rows * BARRIERS + number, rows, rows, classes)
-                hand_over(self._noted, rows * BARRIERS + number, rows, classes, self.clocks, take=True)
         except TooFineError:
             self.off = True
             return
         self._barriers.clear(np.flatnonzero(complete) * BARRIERS + number)
-        for t in (np.flatnonzero(complete) * BARRIERS + number).tolist() if self._noted else ():
-            self._noted.pop(t, None)
         self._settle(free)
 
     def _settle(self, free: list[Cohort]) -> None:
@@ -422,7 +421,9 @@ class ChunkOrder(Asynchronous):
             return
         size = self.clocks.cluster
         if self._cluster is None:
-            self._cluster = Objects(self.clocks, -(-len(self.clocks.ctas) // size))
+            count = -(-len(self.clocks.ctas) // size)
+            self._cluster = Objects(self.clocks, count), Objects(self.clocks, count)
+        filling, _ = self._cluster
         try:
             rows, classes = self.clocks.groups(co)
         except TooFineError:
@@ -433,19 +434,34 @@ class ChunkOrder(Asynchronous):
             for r, c, t in zip(rows.tolist(), classes.tolist(), targets.tolist(), strict=True):
                 clock = self.clocks.peek(r, c)
                 self._relaxed[t] = self.clocks.world.join(self._relaxed.get(t), clock)
+                self._publish(filling, t, t * size, clock, CLUSTER)
             return
         vector = self.clocks.release(rows, classes)
-        self._cluster.put(targets, targets * size, rows, classes, vector)
+        filling.put(targets, targets * size, rows, classes, vector)
 
-    def cluster_pass(self, done: Array, free: list[Cohort]) -> None:
-        """The cluster barrier is complete in clusters `done` (bool); the cohorts `free` go on."""
+    def _publish(self, to: Objects, target: int, home: int, clock: dict[int, Array], scope: int) -> None:
+        """Have a relaxed arrival hand over what fences of `scope` or wider have released."""
+        layout = self.clocks.layout
+        wide = [k for k, s in enumerate(layout.scopes) if s >= scope]
+        if wide and self.clocks.fences:
+            to.add(target, home, self.clocks.published(clock, wide[0]))
+
+    def cluster_complete(self, done: Array) -> None:
+        """The phase of the cluster barrier is complete in the clusters numbered `done`."""
+        if self._cluster is not None:
+            filling, last = self._cluster
+            filling.move(done, last)
+
+    def cluster_pass(self, free: list[Cohort]) -> None:
+        """The cohorts `free` go on: the phase of the cluster barrier that they wait for is complete."""
         if self.off or self._cluster is None:
             return
         size = self.clocks.cluster
+        _, last = self._cluster
         try:
             for co in free:
                 rows, classes = self.clocks.groups(co)
-                self._cluster.take(rows // size, rows // size * size, rows, classes)
+                last.take(rows // size, rows // size * size, rows, classes)
                 for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
                     clock = self._relaxed.get(r // size)
                     if clock:
@@ -481,7 +497,7 @@ class ChunkOrder(Asynchronous):
 
     def mbarrier_arrive(self, item: Instruction, slots: Array, co: Cohort) -> None:
         """Threads arrive at mbarriers; `slots` is (lanes,), -1 for none."""
-        if self.off or "relaxed" in item.modifiers:
+        if self.off or ("relaxed" in item.modifiers and not self.clocks.fences):
             return
         filling, _ = self._phases()
         banks = self.chunk.mbarriers.banks
@@ -493,6 +509,10 @@ class ChunkOrder(Asynchronous):
         if not len(rows):
             return
         homes = targets % banks
+        if "relaxed" in item.modifiers:
+            for r, c, t, h in zip(*(x.tolist() for x in (rows, classes, targets, homes)), strict=True):
+                self._publish(filling, t, h, self.clocks.peek(r, c), CTA if r == h else CLUSTER)
+            return
         vector = self.clocks.release(rows, classes)
         near = homes == rows
         if scope_of(item, CTA) >= CLUSTER or near.all():
@@ -533,7 +553,8 @@ class ChunkOrder(Asynchronous):
         """Threads find a phase complete."""
         if self.off or not passed.any():
             return
-        if "relaxed" in item.modifiers:
+        relaxed = "relaxed" in item.modifiers
+        if relaxed and not self.clocks.layout.flags:
             return
         _, done = self._phases()
         banks = self.chunk.mbarriers.banks
@@ -544,6 +565,11 @@ class ChunkOrder(Asynchronous):
             self.off = True
             return
         if not len(rows):
+            return
+        if relaxed:
+            for r, c, t in zip(rows.tolist(), classes.tolist(), targets.tolist(), strict=True):
+                need = CTA if t % banks == r and not done.foreign.get(t) else CLUSTER
+                self.clocks.learn_clock(r, c, self.clocks.pending(done.whole(t, t % banks), need))
             return
         wide = scope_of(item, CTA) >= CLUSTER
         if wide or not done.foreign:
@@ -594,4 +620,4 @@ def order_of(chunk: Chunk, state: LaunchState) -> ChunkOrder | None:
         state.order = LaunchOrder()
     from workbench.simulator.proxies import needed
 
-    return ChunkOrder(chunk, state.order, 3 if needed(state.program.kernel) else 1)
+    return ChunkOrder(chunk, state.order, layout_of(state.program.kernel, needed(state.program.kernel)))

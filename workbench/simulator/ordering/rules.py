@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
-from workbench.simulator.ordering.clocks import FOREVER, covers
-from workbench.simulator.ordering.flags import LOOSE, NARROW, PENDING
+from workbench.simulator.ordering.clocks import FOREVER
+from workbench.simulator.ordering.objects import covers
 from workbench.simulator.ordering.shadow import CTA, GPU, Clash, Record, Region, Spans
 
 if TYPE_CHECKING:
@@ -158,26 +158,29 @@ def _missed(clash: Clash) -> Verdict | None:
     if stamp == FOREVER:
         return None
     notes = clocks.notes.get((row, int(clocks.class_of[thread])), {})
-    if covers(world, notes.get(NARROW), cta, them, stamp) or covers(
-        world, notes.get(FREED), cta, them, stamp
-    ):
+    layout = clocks.layout
+
+    def known(layer: int) -> bool:
+        rows, threads, ctas, others, stamps = (np.array([x]) for x in (row, thread, cta, them, stamp))
+        return layout.flags and bool(clocks.knows(rows, threads, ctas, others, stamps, layer)[0])
+
+    if known(layout.narrow) or covers(world, notes.get(FREED), cta, them, stamp):
         return Verdict(
             "scope-too-narrow",
-            "the flag or mbarrier between them is used with a scope that leaves out the other thread",
+            "the flag, fence or mbarrier between them has a scope that leaves out the other thread",
             "use .cluster scope within a cluster, .gpu between CTAs, .sys between GPUs, on both sides",
         )
-    for clock in notes.get(PENDING, {}).values():
-        if covers(world, clock, cta, them, stamp):
-            return Verdict(
-                "flag-without-acquire",
-                "a flag that the writer released was read by a relaxed or volatile load with no acquire and "
-                "no fence before the data",
-                "use ld.acquire for the flag, or fence.acq_rel after the loop that polls it",
-            )
-    if covers(world, notes.get(LOOSE), cta, them, stamp):
+    if known(layout.unfenced):
+        return Verdict(
+            "flag-without-acquire",
+            "a flag that the writer released was read by a relaxed or volatile load with no acquire and "
+            "no fence before the data",
+            "use ld.acquire for the flag, or fence.acq_rel after the loop that polls it",
+        )
+    if known(layout.loose):
         return Verdict(
             "flag-without-release",
-            "a flag was stored after the data, but relaxed and with no fence in that thread: it may be seen "
+            "a flag was stored after the data, but relaxed and with no fence in between: it may be seen "
             "before the data",
             "use st.release (or red.release) for the flag, or a fence before it, after the writers' barrier",
         )
