@@ -16,6 +16,8 @@ from workbench.errors import WorkbenchError
 
 MAX_THREADS = 1024
 """Most threads a CTA may have, on every architecture."""
+_SHARED_ARRAYS = 4096
+"""Most constants that are kept as arrays."""
 Lanes = NDArray[np.uint64]
 """One value a thread of the CTA, unsigned, masked to the register's width."""
 
@@ -30,7 +32,7 @@ class RootKind(StrEnum):
     SYMBOL = "symbol"
     """The address of a shared, global, constant or local variable."""
     LOADED = "loaded"
-    """Loaded from memory."""
+    """Loaded from memory; `offset` is that of the parameter the address came from, None if there is none."""
     MAPPED = "mapped"
     """Made by mapa: shared memory of a CTA of the cluster, perhaps another one."""
 
@@ -82,6 +84,12 @@ def join(a: Value | None, b: Value) -> Value:
     return Value(a.known if same else None, a.roots | b.roots)
 
 
+def loaded(roots: frozenset[Root]) -> frozenset[Root]:
+    """Roots of what is loaded through an address with these roots."""
+    places = {r.offset & ~7 for r in roots if r.kind is RootKind.PARAM and r.offset is not None}  # halves
+    return frozenset((Root(RootKind.LOADED, "", places.pop()),)) if len(places) == 1 else frozenset((LOADED,))
+
+
 def union(values: Iterable[Value]) -> frozenset[Root]:
     """Roots of a value computed from others."""
     found: frozenset[Root] = NO_ROOTS
@@ -100,7 +108,7 @@ class Threads:
     """
 
     block: tuple[int, int, int]
-    _arrays: dict[str, Lanes] = field(default_factory=dict, compare=False, repr=False)
+    _arrays: dict[str | int, Lanes] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(self.block) < 1 or self.count > MAX_THREADS:
@@ -120,8 +128,15 @@ class Threads:
         return self._arrays["linear"]
 
     def full(self, value: int) -> Lanes:
-        """A constant in every thread."""
-        return np.full(self.count, value & ((1 << 64) - 1), dtype=np.uint64)
+        """A constant in every thread; the array is shared and cannot be written to."""
+        value &= (1 << 64) - 1
+        found = self._arrays.get(value)
+        if found is None:
+            found = np.full(self.count, value, dtype=np.uint64)
+            found.flags.writeable = False
+            if len(self._arrays) < _SHARED_ARRAYS:
+                self._arrays[value] = found
+        return found
 
     def special(self, name: str) -> Lanes | None:
         """`tid.x`, `ntid.y`, `laneid`, `warpid` and the like; None for what a CTA does not decide."""

@@ -33,6 +33,11 @@ class ContractBuffer(_Entry):
     offset: int = Field(default=0, ge=0)
     """Byte offset of the pointer inside the parameter (0 for a plain pointer or a tensor map)."""
     align: int = Field(default=256, ge=1)
+    settled: bool = False
+    """Complete, and used by no other kernel any more, before the predecessor of this launch started: it may
+    be used before the wait though the kernel writes it (state of an earlier step, for instance)."""
+    leads_to: Role | None = None
+    """Role of the memory that pointers or tensor maps stored in the buffer lead to."""
 
 
 class ContractScalar(_Entry):

@@ -52,11 +52,16 @@ class Launch:
     """Dynamic shared memory, bytes a CTA."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of the buffers, where known."""
+    settled: frozenset[str] = frozenset()
+    """Buffers that no other grid touches any more, whatever their roles."""
+    beyond: Mapping[str, str] = field(default_factory=dict)
+    """For a buffer that holds pointers or tensor maps, the name of what they lead to; it has a role too."""
 
     @property
     def buffers(self) -> frozenset[str]:
-        """Buffers the parameters point to."""
-        return frozenset(r.buffer for p in self.params.values() for r in p.relocations)
+        """Buffers the parameters point to, and what pointers in those lead to."""
+        found = {r.buffer for p in self.params.values() for r in p.relocations}
+        return frozenset(found | {self.beyond[b] for b in found if b in self.beyond})
 
     @property
     def mutable(self) -> frozenset[str]:
@@ -90,6 +95,8 @@ class Launch:
         for root in roots:
             if root.kind is RootKind.PARAM:
                 found |= self._pointed(root, layout)
+            elif root.kind is RootKind.LOADED and root.offset is not None and self.beyond:
+                found |= {self.beyond[b] for b in self._pointed(root, layout) if b in self.beyond}
         return frozenset(found)
 
     def _pointed(self, root: Root, layout: Layout) -> set[str]:
@@ -104,6 +111,9 @@ class Launch:
     def _mapped(self, access: Access, layout: Layout) -> frozenset[str]:
         """Buffers of the tensor map an access goes through."""
         if access.map_offset is None:
+            held = {self.beyond[b] for b in self.pointed(access.roots, layout) if b in self.beyond}
+            if held:  # the map lies in a buffer
+                return frozenset(held)
             maps = [p for p in self.params.values() if p.size >= _TENSOR_MAP_BYTES]
             return frozenset(r.buffer for p in maps for r in p.relocations)
         place = layout.find(access.map_offset)
@@ -168,7 +178,7 @@ def neighbours(launches: Sequence[Launch], effects: Sequence[Effects], index: in
     uses: dict[str, str] = {}
     if open_end:
         for launch in launches:
-            for b in launch.mutable:
+            for b in launch.mutable - launch.settled:
                 writes[b] = uses[b] = EXTERNAL
     for n in range(first, index):
         who = f"launch {n} ({launches[n].kernel})"
@@ -176,7 +186,7 @@ def neighbours(launches: Sequence[Launch], effects: Sequence[Effects], index: in
             writes[b] = uses[b] = who
         for b in effects[n].reads:
             uses.setdefault(b, who)
-    fixed = {b for launch in launches for b in launch.buffers - launch.mutable}
+    fixed = {b for launch in launches for b in launch.buffers - launch.mutable} | launches[index].settled
     return Neighbours(
         {b: w for b, w in writes.items() if b not in fixed},
         {b: w for b, w in uses.items() if b not in fixed},

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.isa.flow import ControlFlowGraph
-from workbench.isa.ptx.dataflow import writes
-from workbench.isa.ptx.model import Instruction, Kernel, Module
+from workbench.isa.ptx.first import FirstValues
+from workbench.isa.ptx.model import Kernel, Module
 from workbench.isa.ptx.values import PtxValues
 from workbench.isa.values import Lanes, ParameterBlock, Threads, Value
 from workbench.verify.ordering.view import PtxView
@@ -35,33 +34,6 @@ class _FirstThreads(Threads):
         return super().special(name)
 
 
-class _FirstValues(PtxValues):
-    """One pass over the graph without its back edges; leaving a loop, what the loop changes is unknown."""
-
-    def _solve(self) -> None:
-        graph = self._graph
-        self._shared = frozenset(r.name for i in graph.instructions for r in writes(i))
-        loops = [
-            (body, frozenset(r.name for b in body for i in _code(graph, b) for r in writes(i)))
-            for body in graph.loops.values()
-        ]
-        back = {(b, s) for b, s in graph.back_edges}
-        for b in graph.reverse_postorder:
-            for _ in self.walk(b):
-                pass
-            leaving = self._here
-            for s in graph.successors[b]:
-                if (b, s) in back:
-                    continue
-                lost = {n for body, names in loops if b in body and s not in body for n in names}
-                self._here = {n: Value(None, v.roots) if n in lost else v for n, v in leaving.items()}
-                self._merge(s)
-
-
-def _code(graph: ControlFlowGraph[Instruction], b: int) -> tuple[Instruction, ...]:
-    return graph.instructions[graph.blocks[b].start : graph.blocks[b].end]
-
-
 def first_operands(view: PtxView, indices: Collection[int]) -> dict[int, tuple[Value, ...]]:
     """Operands of these instructions before their first execution in CTA 0.
 
@@ -71,7 +43,9 @@ def first_operands(view: PtxView, indices: Collection[int]) -> dict[int, tuple[V
     wanted = frozenset(indices)
     if not wanted:
         return {}
-    values = _evaluate(view.module, view.kernel, view)
+    values: PtxValues | None = view.__dict__.get("_first_values")
+    if values is None:  # kept with the view: several rules ask
+        values = view.__dict__["_first_values"] = _evaluate(view.module, view.kernel, view)
     found: dict[int, tuple[Value, ...]] = {}
     for b in sorted({view.graph.block_of[at] for at in wanted} & set(view.graph.reverse_postorder)):
         for at in values.walk(b):
@@ -95,7 +69,7 @@ def _evaluate(module: Module, kernel: Kernel, view: PtxView) -> PtxValues:
             data[at : at + 8] = base.to_bytes(8, "little")
             literal.update(range(at, at + 8))
     threads = _FirstThreads(view.threads.block, grid=view.launch.grid)
-    return _FirstValues(module, kernel, view.graph, threads, ParameterBlock(bytes(data), frozenset(literal)))
+    return FirstValues(module, kernel, view.graph, threads, ParameterBlock(bytes(data), frozenset(literal)))
 
 
 def meet(a: Lanes, a_who: Lanes, a_size: int, b: Lanes, b_who: Lanes, b_size: int) -> bool:

@@ -67,7 +67,8 @@ def run_contract(
                 if b.bytes is None:
                     return f"the contract does not say how many bytes {b.name!r} has"
                 old = buffers.get(b.name)
-                made = SimulatedBuffer(b.name, b.bytes, b.role, b.align)
+                role = Role.METADATA if b.settled and b.role is Role.ACTIVATION else b.role
+                made = SimulatedBuffer(b.name, b.bytes, role, b.align)
                 buffers[b.name] = made if old is None else _both(old, made)
             if kernel.params and any(launch.params[n].size != p.size for n, p in enumerate(kernel.params)):
                 return f"the contract's parameters of {name} do not have the kernel's sizes"

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from workbench.isa.ptx.model import Loc
 from workbench.isa.values import Lanes, Root, Threads
+from workbench.verify.ordering.quorum import Mbarriers
 
 
 class Kind(StrEnum):
@@ -118,6 +119,12 @@ class Program:
     """Threads that can end in a block, where that is known (all that reach it, otherwise)."""
     conditions: Mapping[tuple[int, int], Condition] = field(default_factory=dict)
     """What holds in the threads that take an edge, where who takes it is not known."""
+    first: Mapping[tuple[int, int], Lanes] = field(default_factory=dict)
+    """Threads that can take an edge in the first round of the loops around it, where those are fewer."""
+    loops: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """The loops around such edges: header to blocks."""
+    mbarriers: Mbarriers | None = None
+    """Names and counts of the mbarriers, where they were looked for."""
 
     def all_events(self, *kinds: Kind) -> list[Event]:
         """Events of the given kinds in program order."""

@@ -20,7 +20,9 @@ from workbench.isa.ptx.values import PARAM_BASE, PtxValues
 from workbench.isa.ptx.variables import TYPE_BYTES
 from workbench.isa.values import Lanes, RootKind
 from workbench.verify.ordering.program import Access, Condition, Event, Kind, Mode, Place, Program
+from workbench.verify.ordering.quorum import Mbarriers, Name
 from workbench.verify.ordering.solver import RELAXED
+from workbench.verify.ordering.sums import Sums
 
 _STRONG = frozenset(("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"))
 _NOT_GLOBAL = frozenset(("shared", "shared::cta", "shared::cluster", "local", "param", "const"))
@@ -52,6 +54,7 @@ def ptx_program(graph: ControlFlowGraph[Instruction], values: PtxValues) -> Prog
         edges=edges,
         leaving=leaving,
         conditions=conditions,
+        mbarriers=translator.mbarriers(),
     )
 
 
@@ -96,6 +99,42 @@ def _block_edges(
 class _Translator:
     def __init__(self, graph: ControlFlowGraph[Instruction], values: PtxValues) -> None:
         self.graph, self.values = graph, values
+        self._sums = Sums(graph, values)
+        self._names: dict[int, Name] = {}
+        self._arrivals: dict[int, int] = {}
+        self._expected: dict[Name, int] = {}
+
+    def mbarriers(self) -> Mbarriers:
+        """What was seen of mbarriers, when all events have been asked for."""
+        return Mbarriers(self._names, self._arrivals, self._expected)
+
+    def _named(self, at: int, i: Instruction) -> None:
+        """Remember which mbarrier an instruction is about, and how many arrivals it makes or expects."""
+        place = next((n for n, o in enumerate(i.operands) if isinstance(o, Address)), None)
+        address = None if place is None else i.operands[place]
+        if place is None or not isinstance(address, Address):
+            return
+        known = self._key(address)
+        part = None if known is not None else self._sums.part(address.base)
+        name: Name | None = (False, known) if known is not None else None
+        if part is not None:
+            name = (True, part + address.offset)
+        what = i.modifiers[0] if i.opcode == "mbarrier" else ""
+        rest = i.operands[place + 1 :]
+        if what == "init":
+            if name is not None:
+                count = self._constant(rest[0]) if rest else None
+                old = self._expected.get(name)
+                same = count is not None and old in (None, count)
+                self._expected[name] = count if same and count is not None else -1
+            return
+        if name is not None:
+            self._names[at] = name
+        if what in ("arrive", "arrive_drop") and rest and "expect_tx" not in i.modifiers:
+            count = self._constant(rest[0])
+            self._arrivals[at] = -1 if count is None else count
+        if i.opcode == "cp" and "noinc" not in i.modifiers:
+            self._arrivals[at] = -1
 
     def events(self, at: int, i: Instruction) -> list[Event]:
         """Events of one instruction; the values must stand before it."""
@@ -105,6 +144,8 @@ class _Translator:
             if self.values.kernel.registers.get(r.name) == "pred"
         ]
         found = self._kind(i)
+        if i.opcode == "mbarrier" or (found is not None and found[0] is Kind.MBARRIER_ARRIVE):
+            self._named(at, i)
         if found is None:
             return changes
         kind, access, key, count = found

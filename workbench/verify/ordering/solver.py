@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.verify.ordering.program import Condition, Event, Kind, Program
+from workbench.verify.ordering.quorum import Mbarriers
+from workbench.verify.ordering.rounds import unrolled
 
 NONE, MAYBE, ORDERED, SELF, UNREACHED = 0, 1, 2, 3, 255
 """Not ordered; perhaps; after another thread's wait through a barrier; waited itself; never gets there."""
@@ -51,8 +53,9 @@ def solve(program: Program) -> Solution:
     """Find the levels of a kernel."""
     phases = arrivals_before(program)
     grants: dict[int, Levels] = {}
+    rounds = unrolled(program)
     while True:
-        levels, at_exit = _propagate(program, grants)
+        levels, at_exit = _propagate(rounds, grants)
         new = _grants(program, levels, phases)
         if all(np.array_equal(new[k], grants[k]) if k in grants else not new[k].any() for k in new):
             before = {
@@ -85,7 +88,9 @@ def _propagate(program: Program, grants: dict[int, Levels]) -> tuple[dict[int, L
                 known = _forget(known, event)
                 continue
             holds = event.condition is not None and (known is None or event.condition in known)
-            before[event.index] = _waited(levels) if holds else levels
+            here = _waited(levels) if holds else levels
+            other = before.get(event.index)  # in another round
+            before[event.index] = here if other is None else np.minimum(here, other)
             if event.kind is Kind.WAIT and event.condition is not None and known is not None:
                 known = known | {event.condition}
             levels = _apply(program, event, levels, grants)
@@ -171,13 +176,17 @@ def _name(event: Event) -> object:
 def arrivals_before(program: Program) -> dict[int, NDArray[np.int32]]:
     """How often each thread has arrived at the event's barrier before the event; VARIES in loops.
 
-    Negative where a thread never gets to the event.
+    Negative where a thread never gets to the event. Found once a program; not to be written to.
     """
+    known: dict[int, NDArray[np.int32]] | None = program.__dict__.get("_arrivals_before")
+    if known is not None:
+        return known
     events = program.all_events(*_ARRIVES, Kind.CLUSTER_WAIT)
     names = {_name(e) for e in events}
     found = {e.index: np.full(program.threads.count, _NOWHERE, np.int32) for e in events}
     for name in names:
         found |= _phases_of(program, name)
+    program.__dict__["_arrivals_before"] = found
     return found
 
 
@@ -231,7 +240,8 @@ def _grants(
             case Kind.WARP_BARRIER:
                 found[event.index] = _warp_grant(program, event, levels[event.index])
             case Kind.MBARRIER_WAIT:
-                found[event.index] = np.full(n, _mbarrier_grant(event, mbarrier_arrivals, levels), np.uint8)
+                lifted = _mbarrier_grant(program.mbarriers, event, mbarrier_arrivals, levels)
+                found[event.index] = np.full(n, lifted, np.uint8)
             case _:
                 found[event.index] = np.full(n, MAYBE if released else NONE, np.uint8)
     return found
@@ -300,13 +310,23 @@ def _barrier_grant(
     return MAYBE if highest >= MAYBE else NONE
 
 
-def _mbarrier_grant(event: Event, arrivals: list[Event], levels: dict[int, Levels]) -> int:
-    """ORDERED if whoever arrives at this mbarrier is ordered before it does."""
-    reached = [(a, levels[a.index][active(a, levels[a.index])]) for a in arrivals]
-    reached = [(a, at) for a, at in reached if at.size]
-    relevant = [(a, at) for a, at in reached if event.key is None or a.key in (None, event.key)]
-    if not relevant:
+def _mbarrier_grant(
+    mbarriers: Mbarriers | None, event: Event, arrivals: list[Event], levels: dict[int, Levels]
+) -> int:
+    """ORDERED if all who arrive at this mbarrier are ordered before, or one of them whom each phase needs."""
+    names = mbarriers if mbarriers is not None else Mbarriers()
+    relevant = [a for a in arrivals if names.may_meet(a, event)]
+    reached = [(a, active(a, levels[a.index])) for a in relevant]
+    reached = [(a, who) for a, who in reached if who.any()]
+    if not reached:
         return NONE
-    if all((at >= ORDERED).all() for _, at in relevant):
+    lowest = np.full(levels[event.index].shape, UNREACHED, np.uint8)
+    for a, who in reached:
+        lowest = np.where(who, np.minimum(lowest, levels[a.index]), lowest)
+    takes_part = lowest != UNREACHED
+    ordered = takes_part & (lowest >= ORDERED)
+    if ordered[takes_part].all():
         return ORDERED
-    return MAYBE if any((at >= MAYBE).any() for _, at in relevant) else NONE
+    if ordered.any() and names.all_needed(event, reached) and not any(a.guarded for a, _ in reached):
+        return ORDERED
+    return MAYBE if any((levels[a.index][who] >= MAYBE).any() for a, who in reached) else NONE

@@ -15,6 +15,7 @@ from workbench.isa.sass import SassFunction, SassModule, disassemble, parse_sass
 from workbench.verify.contract import ContractKernel
 from workbench.verify.ordering import rules
 from workbench.verify.ordering.binding import EXTERNAL, Effects, Launch, Layout, Neighbours, neighbours
+from workbench.verify.ordering.protocol import Protocols
 from workbench.verify.ordering.rules.pdl import judge, sunk_prefetches
 from workbench.verify.ordering.rules.trigger import early_triggers
 from workbench.verify.ordering.view import UNDECIDED, PtxView, SassView
@@ -126,11 +127,11 @@ def audit_kernel(analyses: Analyses, near: Neighbours, extra: Sequence[Finding] 
     findings: list[Finding] = list(extra)
     accesses = unknown = 0
     name = ""
-    for mine, other in ((ptx, sass), (sass, ptx)):
-        if mine is None:
+    for view, other in ((analyses.ptx, sass), (analyses.sass, ptx)):
+        if view is None:
             continue
-        name = mine.launch.kernel
-        said = judge(mine, near, other)
+        name = view.launch.kernel
+        said = judge(view.analysis, near, other, Protocols.of(view).lamport)
         findings += said.findings
         accesses += said.accesses
         unknown += said.unknown
@@ -363,6 +364,8 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
         found[s.param] = KernelParam(data=data.hex())
     literal = frozenset(s.param for s in contract.scalar)
     roles = {b.name: b.role for b in contract.buffer}
+    beyond = {b.name: f"what {b.name} leads to" for b in contract.buffer if b.leads_to is not None}
+    roles |= {beyond[b.name]: b.leads_to for b in contract.buffer if b.leads_to is not None}
     return Launch(
         forms.name,
         contract.block,
@@ -374,6 +377,8 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
         cluster=contract.cluster,
         smem_bytes=contract.smem_bytes,
         sizes={b.name: b.bytes for b in contract.buffer if b.bytes is not None},
+        settled=frozenset(b.name for b in contract.buffer if b.settled),
+        beyond=beyond,
     )
 
 

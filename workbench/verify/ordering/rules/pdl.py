@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.findings import Finding, Severity
+from workbench.isa.values import RootKind
 from workbench.ops.model import Role
 from workbench.verify.ordering.analysis import Analysis, Site
 from workbench.verify.ordering.binding import Neighbours
@@ -27,8 +28,11 @@ def _names(buffers: Iterable[str]) -> str:
 
 
 class _Rules:
-    def __init__(self, analysis: Analysis, neighbours: Neighbours, other: Analysis | None) -> None:
+    def __init__(
+        self, analysis: Analysis, neighbours: Neighbours, other: Analysis | None, polled: frozenset[str]
+    ) -> None:
         self.a, self.launch, self.near, self.other = analysis, analysis.launch, neighbours, other
+        self.rearmed = {b for b in polled if analysis.launch.roles.get(b) is Role.MAILBOX}
         self.sass = any(p.sass_offset is not None for p in analysis.program.places)
         self.findings: list[Finding] = []
         self.unknown = 0
@@ -63,11 +67,17 @@ class _Rules:
                     self._unstated(s)
                 continue
             at_risk = self._at_risk(s)
+            if at_risk is None and self._ordered_in_ptx(s, self.near.uses.keys()):
+                continue
             if at_risk is None:
                 self._undecided(s, "the buffer it touches cannot be told")
             elif at_risk:
                 if self._unstated_roles(at_risk):
                     self._undecided(s, "nobody said what the buffer is for: give a contract")
+                elif self._ordered_in_ptx(s, at_risk.keys()):
+                    continue
+                elif any(r.kind is RootKind.PARAM and r.offset is None for r in s.access.roots):
+                    self._undecided(s, "which parameter its address comes from cannot be told")
                 elif s.level == MAYBE:
                     self._undecided(s, "whether a waiting thread orders it cannot be decided")
                 elif missing:
@@ -126,6 +136,8 @@ class _Rules:
             found = {
                 b: w for b, w in found.items() if self.launch.roles.get(b) not in (Role.FLAG, Role.MAILBOX)
             }
+        elif s.access.mode is Mode.STORE:  # only who polls a mailbox's data uses it, and makes it ready again
+            found = {b: w for b, w in found.items() if b not in self.rearmed}
         return found
 
     def _before_wait(self, s: Site, at_risk: dict[str, str]) -> None:
@@ -228,6 +240,25 @@ class _Rules:
         )
         return True
 
+    def _ordered_in_ptx(self, s: Site, at_risk: Iterable[str]) -> bool:
+        """True if this is SASS, which keeps such an access where it was written, and the PTX says what that
+        does not tell: which barrier orders it, that a loop waits in its first round, or what is accessed.
+
+        In the PTX every access of this kind to what is at risk is then ordered.
+        """
+        if not self.sass or s.access.read_only or self.other is None:
+            return False
+        anything = any(r.kind is RootKind.PARAM and r.offset is None for r in s.access.roots)
+        vague = anything or not s.buffers
+        if s.level != MAYBE and not self.other.program.first and not vague:
+            return False
+        names = set(at_risk)
+        same = [o for o in self.other.sites if o.access.mode is s.access.mode and not o.access.strong]
+        if vague and not all(o.buffers for o in same):
+            return False
+        mine = [o for o in same if o.buffers & names]
+        return (vague or bool(mine)) and all(o.level >= ORDERED for o in mine)
+
     def _moved(self, s: Site) -> bool:
         """True if the other form has every load of these buffers from this line ordered."""
         if self.other is None:
@@ -238,15 +269,21 @@ class _Rules:
         return bool(same) and all(o.level >= ORDERED for o in same)
 
 
-def judge(analysis: Analysis, neighbours: Neighbours, other: Analysis | None = None) -> Verdicts:
+def judge(
+    analysis: Analysis,
+    neighbours: Neighbours,
+    other: Analysis | None = None,
+    polled: frozenset[str] = frozenset(),
+) -> Verdicts:
     """Apply the rules to one form of a kernel.
 
     Args:
         analysis: the PTX or the SASS.
         neighbours: what other grids may be doing before the wait.
         other: the other form, where both are there; it tells what the assembler moved.
+        polled: buffers whose data is polled until it is there.
     """
-    rules = _Rules(analysis, neighbours, other)
+    rules = _Rules(analysis, neighbours, other, polled)
     rules.accesses()
     return Verdicts(tuple(rules.findings), len(analysis.sites), rules.unknown)
 

@@ -311,4 +311,6 @@ def _tensormaps(view: PtxView) -> Iterator[Finding]:
 
 def _map_roots(s: Step) -> frozenset[Root]:
     found = next((v for o, v in addresses(s) if isinstance(o, TensorAddress) and v.roots), None)
-    return frozenset() if found is None else found.roots - {Root(RootKind.LOADED)}
+    if found is None:
+        return frozenset()
+    return frozenset(r for r in found.roots if r.kind is not RootKind.LOADED)
