@@ -50,6 +50,8 @@ class SimulationOptions:
     max_steps: int = 1 << 60
     """Budget of one launch in blocks of instructions, each run by some lanes together; with
     `max_lane_instructions` it bounds a run without a clock."""
+    max_order_work: int = 1 << 60
+    """Budget of one launch in entries of clocks that happens-before compares."""
     time_limit: float = 600.0
     """Seconds of wall time for all launches together."""
     chunk_lanes: int = 32768
@@ -134,6 +136,11 @@ class LaunchState:
         self.tid = {"x": index % x, "y": index // x % y, "z": index // (x * y)}
 
     @property
+    def order_work(self) -> int:
+        """Entries of clocks that happens-before has compared."""
+        return self.order.world.work if self.order is not None else 0
+
+    @property
     def first_cta(self) -> int:
         """What is added to the numbers of its CTAs to tell them from those of other launches and ranks."""
         return (self.rank << 16 | self.number) << 32
@@ -204,5 +211,7 @@ class LaunchState:
             raise LimitReachedError(f"{self.options.max_lane_instructions} lane-instructions")
         if self.steps > self.options.max_steps:
             raise LimitReachedError(f"{self.options.max_steps} steps")
+        if self.order_work > self.options.max_order_work:
+            raise LimitReachedError(f"{self.options.max_order_work} comparisons of clocks")
         if time.monotonic() > self.deadline:
             raise LimitReachedError("the time limit")

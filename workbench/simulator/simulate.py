@@ -47,6 +47,8 @@ class Outcome:
     """Wall time of the execution, translation excluded."""
     steps: int = 0
     """Blocks of instructions that were run, in this process."""
+    order_work: int = 0
+    """Entries of clocks that happens-before compared, in this process."""
 
     @property
     def lane_instructions(self) -> int:
@@ -182,7 +184,8 @@ def simulate_module(
         memory.release(mark)
     record = tracer.record() if tracer is not None else TraceRecord()
     steps = sum(state.steps for state in states)
-    return Outcome(tuple(findings), tuple(counters), completed, tuple(printed), record, seconds, steps)
+    work = sum({id(state.order): state.order_work for state in states}.values())
+    return Outcome(tuple(findings), tuple(counters), completed, tuple(printed), record, seconds, steps, work)
 
 
 @cache

@@ -44,7 +44,12 @@ class Time:
     """Counts releases of a launch."""
 
     def __init__(self) -> None:
-        self.now = 0
+        self.now = self._number = 0
+
+    def number(self) -> int:
+        """Count one more access."""
+        self._number += 1
+        return self._number
 
     def tick(self) -> int:
         """Begin the next moment."""
@@ -63,6 +68,8 @@ class World:
         self._changed: dict[tuple[Any, int], tuple[Array, Array]] = {}
         self.fenced: dict[int, Clock] = {}
         """What the threads that executed fence.sc at gpu or sys scope knew then, by rank."""
+        self.work = 0
+        """Entries of clocks that were compared: what keeping order costs besides the accesses."""
         self._joined: tuple[Clock, Clock, Clock] = ({}, {}, {})
         """What `join` did last: CTAs that knew the same often learn the same."""
 
@@ -96,6 +103,7 @@ class World:
             return b
         if self._joined[0] is a and self._joined[1] is b:
             return self._joined[2]
+        self.work += len(b)
         out = a
         for cta, new in b.items():
             old = a.get(cta)

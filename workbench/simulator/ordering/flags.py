@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.simulator.ordering.clocks import Clock, Clocks
+from workbench.simulator.ordering.clocks import Clock, Clocks, World
 from workbench.simulator.ordering.shadow import CLUSTER, CTA, GPU, SYS, Kind
 
 if TYPE_CHECKING:
@@ -36,8 +36,15 @@ class Part:
     """What writers of one scope and place released."""
 
     clock: Clock
-    origins: set[tuple[int, int, int]]
-    """CTA, cluster and rank of the writers."""
+    origin: tuple[int, int, int]
+    """CTA, cluster and rank of the writers; -1 where they differ."""
+
+    def add(self, clock: Clock, origin: tuple[int, int, int], world: World) -> None:
+        """Take in what one more writer released."""
+        self.clock = world.join(self.clock, clock)
+        if origin != self.origin:
+            a, b, c = (x if x == y else -1 for x, y in zip(self.origin, origin, strict=True))
+            self.origin = a, b, c
 
 
 @dataclass(slots=True)
@@ -148,10 +155,9 @@ class Flags:
         where = {CTA: cta, CLUSTER: cluster, GPU: clocks.rank, SYS: 0}[scope]
         part = location.parts.get((scope, where))
         if part is None:
-            location.parts[scope, where] = Part(clock, {(cta, cluster, clocks.rank)})
+            location.parts[scope, where] = Part(clock, (cta, cluster, clocks.rank))
         else:
-            part.clock = clocks.world.join(part.clock, clock)
-            part.origins.add((cta, cluster, clocks.rank))
+            part.add(clock, (cta, cluster, clocks.rank), clocks.world)
 
     def _write_many(self, kind: Kind, co: Cohort, clocks: Clocks) -> None:
         """Releases to very many places: one location stands for all, and a class for its threads."""
@@ -215,6 +221,7 @@ class Flags:
         if seen.get((key, kind.acquire, kind.scope)) == location.version:
             return
         layout = clocks.layout
+        clocks.world.work += 4
         notes = dict(notes)
         notes[SEEN] = {**seen, (key, kind.acquire, kind.scope): location.version}
         cta, cluster = int(clocks.ctas[r]), int(clocks.ctas[r - r % clocks.cluster])
@@ -222,12 +229,8 @@ class Flags:
             inside = {CTA: cta, CLUSTER: cluster, GPU: clocks.rank, SYS: 0}[scope] == where
             need = scope if inside else SYS + 1
             if inside:
-                if all(o[0] == cta for o in part.origins):
-                    need = CTA
-                elif all(o[1] == cluster for o in part.origins):
-                    need = CLUSTER
-                elif all(o[2] == clocks.rank for o in part.origins):
-                    need = GPU
+                same = [a == b for a, b in zip(part.origin, (cta, cluster, clocks.rank), strict=True)]
+                need = CTA if same[0] else CLUSTER if same[1] else GPU if same[2] else need
             if need > kind.scope:
                 clocks.learn_clock(r, c, clocks.missing(part.clock, layout.narrow))
             elif kind.acquire:
