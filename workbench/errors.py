@@ -24,7 +24,7 @@ class ContentError(WorkbenchError):
     """A verifier, template or data file that cannot be used; names the file and, if known, the line."""
 
     def __init__(self, path: object, message: str, line: int | None = None) -> None:
-        self.path, self.line = path, line
+        self.path, self.message, self.line = path, message, line
         place = f"{path}:{line}" if line is not None else f"{path}"
         super().__init__(f"{place}: {message}")
 

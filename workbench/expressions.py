@@ -27,6 +27,13 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 _LARGEST = 1 << 62
+MAX_LENGTH = 1000
+"""Characters of an expression."""
+MAX_NODES = 300
+"""Nodes of an expression's syntax tree; with it evaluation takes microseconds."""
+_LEAVES = (ast.Constant, ast.Name, ast.expr_context)
+_INNER = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.IfExp, ast.Tuple, ast.List, ast.Compare, ast.Call)
+_OPERATORS = (*_BINARY, *_COMPARE, ast.USub, ast.Not, ast.And, ast.Or)
 
 
 def evaluate(expression: str, names: Mapping[str, Value]) -> Any:
@@ -59,7 +66,10 @@ def evaluate(expression: str, names: Mapping[str, Value]) -> Any:
                     raise ValueError(f"{expression!r} overflows")
                 return value
             case ast.UnaryOp(op=ast.USub(), operand=a):
-                return -go(a)
+                value = go(a)
+                if not isinstance(value, int):
+                    raise ValueError(f"{expression!r} does arithmetic on something that is not an integer")
+                return -value
             case ast.UnaryOp(op=ast.Not(), operand=a):
                 return not go(a)
             case ast.BoolOp(op=ast.And(), values=values):
@@ -78,11 +88,29 @@ def evaluate(expression: str, names: Mapping[str, Value]) -> Any:
                 except TypeError as e:
                     raise ValueError(f"{expression!r}: {e}") from None
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-                return _FUNCTIONS[name](*(go(a) for a in args))
+                try:
+                    return _FUNCTIONS[name](*[go(a) for a in args])
+                except TypeError as e:
+                    raise ValueError(f"{expression!r}: {e}") from None
             case _:
                 raise ValueError(f"{ast.unparse(node)!r} is not allowed in {expression!r}")
 
     return go(_parse(expression))
+
+
+def check(expression: str) -> None:
+    """Raise ValueError if an expression cannot be read, is too long, or uses what is not allowed."""
+    for node in ast.walk(_parse(expression)):
+        if not isinstance(node, (*_LEAVES, *_INNER, *_OPERATORS)):
+            raise ValueError(f"{type(node).__name__} is not allowed in {_short(expression)}")
+        if isinstance(node, ast.Call) and (
+            node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS
+        ):
+            raise ValueError(f"only min, max and abs can be called in {_short(expression)}")
+
+
+def _short(expression: str) -> str:
+    return repr(expression if len(expression) <= 100 else expression[:97] + "...")
 
 
 def names_in(expression: str) -> frozenset[str]:
@@ -95,7 +123,14 @@ def names_in(expression: str) -> frozenset[str]:
 @functools.lru_cache(maxsize=1024)
 def _parse(expression: str) -> ast.expr:
     """The syntax tree of an expression; a space evaluates the same few constraints at thousands of points."""
+    if len(expression) > MAX_LENGTH:
+        raise ValueError(f"{_short(expression)} has more than {MAX_LENGTH} characters")
     try:
-        return ast.parse(expression, mode="eval").body
+        tree = ast.parse(expression, mode="eval").body
     except SyntaxError as e:
-        raise ValueError(f"cannot read {expression!r}: {e.msg}") from None
+        raise ValueError(f"cannot read {_short(expression)}: {e.msg}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise ValueError(f"cannot read {_short(expression)}: it is nested too deeply") from None
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        raise ValueError(f"{_short(expression)} has more than {MAX_NODES} parts")
+    return tree

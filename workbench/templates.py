@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,11 +31,18 @@ from typing import Any
 
 from workbench.artifact import BoundBuffer
 from workbench.errors import ContentError, UnknownNameError, WorkbenchError
-from workbench.expressions import Value, evaluate, names_in
+from workbench.expressions import Value, check, evaluate, names_in
 from workbench.ops.dtypes import DType
 from workbench.ops.model import Op, Role, Workload
 
 Knobs = dict[str, Value]
+
+MAX_POINTS = 1 << 18
+"""Largest number of combinations of knob values, valid or not."""
+MAX_SOURCE = 1 << 18
+"""Characters of a template's text."""
+MAX_SCRATCH_BYTES = 1 << 30
+"""Largest scratch buffer."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +173,14 @@ class Template:
                 role = Role(spec.get("role", "scratch"))
             except (TypeError, ValueError) as e:
                 raise ContentError(self.path, f"in its scratch buffer {name!r}: {e}") from e
+            if name in {b.name for b in op.buffers}:
+                raise ContentError(self.path, f"scratch {name!r} has the name of one of the op's buffers")
+            if min(shape) < 1 or DType(spec["dtype"]).nbytes(math.prod(shape)) > MAX_SCRATCH_BYTES:
+                raise ContentError(
+                    self.path,
+                    f"scratch {name!r} has the shape {shape}; extents are at least 1, and it holds at most "
+                    f"{MAX_SCRATCH_BYTES >> 30} GiB",
+                )
             bound.append(BoundBuffer(name=name, shape=shape, dtype=DType(spec["dtype"]), role=role,
                                      zeroed=bool(spec.get("zeroed", role is Role.FLAG))))  # fmt: skip
         return tuple(bound)
@@ -187,57 +203,66 @@ def load_template(path: Path) -> Template:
 
 
 def parse_template(source: str, path: Path) -> Template:
-    """Read a template's declaration from its text; `path` gives its name. Raises ContentError."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as e:
-        raise ContentError(path, getattr(e, "msg", str(e)), getattr(e, "lineno", None)) from e
-    assignments = (n for n in tree.body if isinstance(n, ast.Assign))
-    node = next((n for n in assignments if "TEMPLATE" in map(ast.unparse, n.targets)), None)
-    if node is None:
-        raise ContentError(path, "has no `TEMPLATE = {...}` at module level")
-    if not any(isinstance(n, ast.FunctionDef) and n.name == "build" for n in tree.body):
-        raise ContentError(path, "has no function `build(axes, knobs)`")
-    try:
-        spec = ast.literal_eval(node.value)
-    except ValueError as e:
-        raise ContentError(path, f"TEMPLATE must be a literal: {e}", node.lineno) from e
+    """Read a template's declaration from its text; `path` gives its name. Raises ContentError.
 
-    def check(ok: bool, message: str) -> None:
+    The text may be a stranger's: what it can make the reader do is bounded, see the `MAX_` constants.
+    """
+    node, spec = _literal(source, path)
+
+    def need(ok: bool, message: str) -> None:
         if not ok:
             raise ContentError(path, message, node.lineno)
 
-    check(isinstance(spec, dict), "TEMPLATE must be a dict")
+    need(isinstance(spec, dict), "TEMPLATE must be a dict")
     for key in spec:
-        check(key in _FIELDS, f"TEMPLATE has the unknown field {key!r}; fields: {sorted(_FIELDS)}")
+        need(key in _FIELDS, f"TEMPLATE has the unknown field {key!r}; fields: {sorted(_FIELDS)}")
     for key in ("op", "summary", "knobs", "default"):
-        check(key in spec, f"TEMPLATE lacks the field {key!r}")
+        need(key in spec, f"TEMPLATE lacks the field {key!r}")
+    for key in ("op", "summary"):
+        need(isinstance(spec[key], str), f"TEMPLATE[{key!r}] must be a string")
     knobs = spec["knobs"]
-    check(isinstance(knobs, dict) and all(isinstance(v, list) and v for v in knobs.values()),
-          "TEMPLATE['knobs'] must map each knob to a list of values")  # fmt: skip
+    need(isinstance(knobs, dict) and all(isinstance(v, list) and v for v in knobs.values()),
+         "TEMPLATE['knobs'] must map each knob to a list of values")  # fmt: skip
     for name, values in knobs.items():
-        check(isinstance(name, str) and name.isidentifier(), f"knob {name!r} is not an identifier")
-        check(
+        need(isinstance(name, str) and name.isidentifier(), f"knob {name!r} is not an identifier")
+        need(
             all(isinstance(v, int | str) for v in values),
             f"knob {name!r} has a value that is no int, bool or str",
         )
-        check(len(set(values)) == len(values), f"knob {name!r} lists a value twice")
+        need(
+            all(abs(v) < 1 << 63 if isinstance(v, int) else len(v) <= 100 for v in values),
+            f"knob {name!r} has a value of more than 63 bits or 100 characters",
+        )
+        need(len(set(values)) == len(values), f"knob {name!r} lists a value twice")
+    count = math.prod(map(len, knobs.values()))
+    need(
+        len(knobs) <= 64 and count <= MAX_POINTS,
+        f"the knobs have more than {MAX_POINTS} combinations; declare fewer values",
+    )
     default = spec["default"]
-    check(
+    need(
         isinstance(default, dict) and default.keys() == knobs.keys(),
         "TEMPLATE['default'] must set every knob",
     )
+    need(all(isinstance(v, int | str) for v in default.values()), "a default is no int, bool or str")
     constraints = spec.get("constraints", [])
-    check(
+    need(
         isinstance(constraints, list) and all(isinstance(c, str) for c in constraints),
         "constraints must be strings",
     )
+    need(len(constraints) <= 100, "there are more than 100 constraints")
+    for c in constraints:
+        try:
+            check(c)
+        except ValueError as e:
+            need(False, f"constraint: {e}")
     scratch = spec.get("scratch", {})
-    check(isinstance(scratch, dict) and all(isinstance(s, dict) and "shape" in s and "dtype" in s
-                                            for s in scratch.values()),
-          "TEMPLATE['scratch'] must map names to {'shape': [...], 'dtype': ...}")  # fmt: skip
+    need(isinstance(scratch, dict) and all(isinstance(s, dict) and "shape" in s and "dtype" in s
+                                           for s in scratch.values()),
+         "TEMPLATE['scratch'] must map names to {'shape': [...], 'dtype': ...}")  # fmt: skip
+    need(len(scratch) <= 64, "there are more than 64 scratch buffers")
     for name, s in scratch.items():
-        check(s["dtype"] in list(DType), f"scratch {name!r} has the unknown dtype {s['dtype']!r}")
+        need(_why_not_scratch(name, s) is None, f"scratch {name!r} {_why_not_scratch(name, s)}")
     return Template(
         op=str(spec["op"]),
         name=path.stem,
@@ -249,3 +274,55 @@ def parse_template(source: str, path: Path) -> Template:
         constraints=tuple(constraints),
         scratch=scratch,
     )
+
+
+def _literal(source: str, path: Path) -> tuple[ast.Assign, Any]:
+    """The assignment to `TEMPLATE` and its value."""
+    if len(source) > MAX_SOURCE:
+        raise ContentError(path, f"is longer than {MAX_SOURCE >> 10} KiB")
+    try:
+        tree = ast.parse(source)
+        assignments = (n for n in tree.body if isinstance(n, ast.Assign))
+        node = next(
+            (
+                n
+                for n in assignments
+                if any(isinstance(t, ast.Name) and t.id == "TEMPLATE" for t in n.targets)
+            ),
+            None,
+        )
+        if node is None:
+            raise ContentError(path, "has no `TEMPLATE = {...}` at module level")
+        if not any(isinstance(n, ast.FunctionDef) and n.name == "build" for n in tree.body):
+            raise ContentError(path, "has no function `build(axes, knobs)`")
+        try:
+            return node, ast.literal_eval(node.value)
+        except (ValueError, TypeError, SyntaxError) as e:
+            raise ContentError(path, f"TEMPLATE must be a literal: {str(e)[:200]}", node.lineno) from e
+    except (SyntaxError, ValueError) as e:
+        raise ContentError(path, getattr(e, "msg", str(e)), getattr(e, "lineno", None)) from e
+    except (RecursionError, MemoryError) as e:
+        raise ContentError(path, "is nested too deeply to be read") from e
+
+
+def _why_not_scratch(name: object, s: Mapping[str, Any]) -> str | None:
+    """What is wrong with the declaration of a scratch buffer, or None."""
+    if not isinstance(name, str) or not name.isidentifier() or name == "stream":
+        return "is not an identifier, or is `stream`"
+    if unknown := [k for k in s if k not in ("shape", "dtype", "zeroed", "role")]:
+        return f"has the unknown field {unknown[0]!r}"
+    if s["dtype"] not in list(DType):
+        return f"has the unknown dtype {s['dtype']!r}"
+    if s.get("role", "scratch") not in ("scratch", "flag"):
+        return f"has the role {s['role']!r}; it must be scratch or flag: anything else belongs to the op"
+    if not isinstance(s["shape"], list) or not 0 < len(s["shape"]) <= 8:
+        return "must have a list of 1 to 8 extents as its shape"
+    for e in s["shape"]:
+        if isinstance(e, bool) or not isinstance(e, int | str):
+            return f"has the extent {e!r}, which is no integer and no expression"
+        if isinstance(e, str):
+            try:
+                check(e)
+            except ValueError as error:
+                return f"has an extent that cannot be used: {error}"
+    return None

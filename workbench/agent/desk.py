@@ -214,7 +214,18 @@ class Desk:
 
     def report(self, candidate: Candidate) -> str:
         """Return what the author is told about a candidate."""
-        return describe(candidate, self.roofline_us, self._artifact(candidate))
+        return describe(candidate, self.roofline_us, self._artifact(candidate), self._earlier(candidate))
+
+    def _earlier(self, candidate: Candidate) -> str:
+        """What compiled to the same kernels before: a candidate, or a template under another source."""
+        index, wanted = candidate.proposal.index, candidate.object_hash
+        known = [i for i, c in self.candidates.items() if i < index and wanted and c.object_hash == wanted]
+        if known:
+            return name_of(min(known))
+        name = candidate.same_as_template
+        if not name or candidate.proposal.source == self._template(name).source:
+            return ""
+        return f"template {name}"
 
     def bound(self, name: str) -> str:
         """Return what the cost model says bounds a candidate."""

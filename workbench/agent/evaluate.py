@@ -9,12 +9,14 @@ from pydantic import BaseModel, ConfigDict
 
 from workbench.agent.run import Candidate, Proposal, Status
 from workbench.artifact import Artifact
-from workbench.compile import ArtifactCache, CompileError, CompileRequest, compile_candidate
+from workbench.compile import ArtifactCache, CompileError, CompileRequest, Limits, compile_candidate
 from workbench.cost import Machine, load_machine, predict
-from workbench.errors import ContentError
+from workbench.errors import ContentError, WorkbenchError
 from workbench.findings import Severity
 from workbench.ops import load_op
+from workbench.ops.model import Op
 from workbench.templates import Template, load_template, parse_template
+from workbench.verify.identical import object_hash
 from workbench.verify.report import Report, Verdict
 from workbench.verify.verify import CaseCache, Level, verify_artifact
 from workbench.workspace import Workspace
@@ -34,6 +36,10 @@ class Job(BaseModel):
     level: Level
     processes: int = 1
     """Processes that share the CTAs of a simulated launch."""
+    limits: Limits = Limits()
+    """Of its compile."""
+    run_seconds: float = 60.0
+    """Of one simulated run of all its launches."""
     proposal: Proposal
 
 
@@ -48,14 +54,21 @@ class Evaluator:
         """Evaluate one candidate; a candidate's own fault is an outcome, not an exception."""
         workspace = Workspace(job.workspace)
         op = load_op(workspace, job.op)
-        template = template_of(workspace, job.op, job.proposal)
         workload = op.workload(job.workload)
+        try:
+            template = template_of(workspace, job.op, job.proposal)
+            request = CompileRequest.of(op, workload, template, job.proposal.knobs, job.arch)
+        except ContentError as e:
+            if not job.proposal.source:
+                raise
+            place = f" (line {e.line})" if e.line else ""
+            reason = f"template: {e.message}{place}"
+            return Candidate(proposal=job.proposal, status=Status.FAILED, reason=reason)
         outcome = Candidate(proposal=job.proposal, status=Status.FAILED, source_hash=template.source_hash)
         cache = ArtifactCache(workspace.cache)
         started = time.monotonic()
         try:
-            request = CompileRequest.of(op, workload, template, job.proposal.knobs, job.arch)
-            artifact = compile_candidate(request, cache)
+            artifact = compile_candidate(request, cache, job.limits)
         except CompileError as e:
             reason = f"{e.kind}: {e.message}" + (f" (line {e.line})" if e.line else "")
             return outcome.model_copy(
@@ -65,6 +78,8 @@ class Evaluator:
         outcome = outcome.model_copy(
             update={
                 "artifact_key": artifact.key,
+                "object_hash": object_hash(artifact),
+                "same_as_template": _same_template(workspace, op, artifact, job, cache),
                 "resources": artifact.resources,
                 "compile_seconds": compiled - started,
             }
@@ -77,6 +92,7 @@ class Evaluator:
             cases=self._cases,
             cache=cache,
             processes=job.processes,
+            time_limit=job.run_seconds,
         )
         report = verification.report
         status = Status.VERIFIED if report.verdict is Verdict.PASS else Status.REFUSED
@@ -100,6 +116,24 @@ class Evaluator:
         if name not in self._machines:
             self._machines[name] = load_machine(name)
         return self._machines[name]
+
+
+def _same_template(workspace: Workspace, op: Op, artifact: Artifact, job: Job, cache: ArtifactCache) -> str:
+    """The template that a candidate with its own source is a copy of, as far as compiled code shows it."""
+    if not job.proposal.source:
+        return ""
+    knobs, wanted = job.proposal.knobs, object_hash(artifact)
+    for name in workspace.template_names(job.op):
+        try:
+            template = load_template(workspace.template(job.op, name))
+            if template.space(artifact.axes).why_invalid(knobs) is not None:
+                continue
+            request = CompileRequest.of(op, job.workload, template, knobs, job.arch)
+            if object_hash(compile_candidate(request, cache, job.limits)) == wanted:
+                return name
+        except WorkbenchError:
+            continue
+    return ""
 
 
 def template_of(workspace: Workspace, op: str, proposal: Proposal) -> Template:

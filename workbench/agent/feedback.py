@@ -31,11 +31,25 @@ CHAIN_STRIDE = 10_000
 """Candidates of chain n have indices from n times this."""
 
 
-def describe(candidate: Candidate, roofline_us: float, artifact: Artifact | None = None) -> str:
-    """All that helps the author of a candidate to the next one."""
+def describe(
+    candidate: Candidate, roofline_us: float, artifact: Artifact | None = None, earlier: str = ""
+) -> str:
+    """All that helps the author of a candidate to the next one.
+
+    Args:
+        candidate: what is described.
+        roofline_us: least time of the workload.
+        artifact: its compiled code, for lines of PTX.
+        earlier: name of what compiled to the same kernels before.
+    """
     p = candidate.proposal
     knobs = " ".join(f"{k}={v}" for k, v in p.knobs.items()) or "no knobs"
     lines = [f"candidate {name_of(p.index)} ({knobs}): {candidate.status.value.upper()}"]
+    if earlier:
+        lines.append(
+            f"identical-object (info): it compiles to the same kernels as {earlier}, so that nothing new was "
+            f"tried; it does not win over {earlier}"
+        )
     if candidate.status is Status.FAILED:
         lines += _failure(candidate)
     if candidate.report is not None:

@@ -6,6 +6,9 @@ candidate. Each file is written atomically: a run that was interrupted loses onl
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
@@ -63,6 +66,10 @@ class Candidate(_Data):
     """Why it was refused or failed; empty if verified."""
     source_hash: str = ""
     artifact_key: str | None = None
+    object_hash: str = ""
+    """Equal for candidates that compile to the same kernels, however their sources differ."""
+    same_as_template: str = ""
+    """The workspace's template that compiles to the same kernels at the same knobs, if one does."""
     report: Report | None = None
     prediction: Prediction | None = None
     resources: dict[str, Resources] = {}
@@ -184,6 +191,22 @@ class RunStore:
                 path, f"has format {settings.format}, this version reads {FORMAT}; it is left as it is"
             )
         return RunStore(runs / run_id), settings
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from working on this run; the hold ends with the process, however that ends.
+
+        Raises:
+            WorkbenchError: if another process works on it.
+        """
+        with (self.root / "lock").open("a") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise WorkbenchError(
+                    f"run {self.root.name} is being worked on by another process; wait for it or end it first"
+                ) from e
+            yield
 
     @property
     def transcript(self) -> Path:

@@ -2,6 +2,7 @@
 
 Workers are fresh interpreters that read one JSON job a line on standard input and answer one JSON line on a
 private pipe: a pool works the same from a script, a notebook or a test, and nothing but data crosses over.
+Of the environment they inherit what they need, and no credentials.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+
+from workbench.environment import kept
 
 STARTUP_SECONDS = 60.0
 """Grace for a worker's first job: it imports torch and loads the op's inputs."""
@@ -53,7 +56,7 @@ class WorkerPool:
         self, module: str, count: int, seconds_a_job: float, environment: dict[str, str] | None = None
     ) -> None:
         self._module, self.count, self._limit = module, count, seconds_a_job
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = kept(**(environment or {}))
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._waiting: deque[tuple[int, str]] = deque()

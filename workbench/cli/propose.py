@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from workbench.cli.shell import (
     QuietOption,
     SeedOption,
     Shell,
+    UnsafeCompileOption,
     WorkloadOption,
 )
 from workbench.errors import UnknownNameError, WorkbenchError
@@ -67,6 +69,13 @@ def command(
         str, typer.Option("--strategy", metavar="chain|islands|beam", help="How conversations work together.")
     ] = "chain",
     chains: Annotated[int, typer.Option("--chains", min=1, max=64, help="Conversations side by side.")] = 1,
+    migrate_every: Annotated[
+        int, typer.Option("--migrate-every", min=1, help="Turns between two exchanges of the best.")
+    ] = 4,
+    tune_batch: Annotated[
+        int,
+        typer.Option("--tune-batch", min=0, help="Knob settings tried of each verified source meanwhile."),
+    ] = 4,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Most tokens of the model in all.")
     ] = None,
@@ -83,6 +92,7 @@ def command(
         Path | None,
         typer.Option("--replay", metavar="TRANSCRIPT", help="Answers of an earlier run instead of a model."),
     ] = None,
+    unsafe_compile: UnsafeCompileOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -107,7 +117,8 @@ def command(
         limits = Limits(
             tokens=max_tokens, usd=max_usd, seconds=max_seconds, rounds=rounds or 20, stall=max_stall
         )
-        plan = _plan(agent, profile, base_url, strategy, chains, limits)
+        plan = _plan(agent, profile, base_url, strategy, limits)
+        plan = replace(plan, chains=chains, migrate_every=migrate_every, tune_batch=tune_batch)
     with followed(shell) as on_event:
         if replay is not None:
             result = api.replay_run(replay, workers=workers, on_event=on_event, workspace=shell.workspace())
@@ -131,9 +142,7 @@ def command(
     raise typer.Exit(Exit.GOOD if result.winner is not None else Exit.FINDING)
 
 
-def _plan(
-    agent: str, path: Path | None, base_url: str | None, strategy: str, chains: int, limits: Limits
-) -> Plan:
+def _plan(agent: str, path: Path | None, base_url: str | None, strategy: str, limits: Limits) -> Plan:
     """The plan that the options describe; flags go before the profile."""
     from workbench.agent.model import Profile, load_profile
     from workbench.agent.online import Plan
@@ -146,4 +155,4 @@ def _plan(
         profile = profile.model_copy(update={"model": agent})
     if base_url is not None:
         profile = profile.model_copy(update={"base_url": base_url})
-    return Plan(profile, Strategy(strategy), chains, limits=limits)
+    return Plan(profile, Strategy(strategy), limits=limits)

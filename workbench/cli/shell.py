@@ -46,6 +46,24 @@ QuietOption = Annotated[
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an unexpected error.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 3 where a check could not decide.")]
+
+
+def _allow_unsafe(value: bool) -> bool:
+    if value:
+        from workbench.compile import policy
+
+        policy.allow_unsafe()
+    return value
+
+
+UnsafeCompileOption = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-compile",
+        help="Compile even if this machine lacks a required fence (see `workbench doctor`); for trusted code",
+        callback=_allow_unsafe,
+    ),
+]
 OpOption = Annotated[
     str, typer.Option("--op", metavar="OP", help="Name of the op; `workbench ops` lists them.")
 ]

@@ -16,6 +16,7 @@ from workbench.cli.shell import (
     QuietOption,
     SeedOption,
     Shell,
+    UnsafeCompileOption,
     WorkloadOption,
 )
 from workbench.errors import UnknownNameError
@@ -40,6 +41,7 @@ def command(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Evaluation processes; by default one a core.")
     ] = None,
+    unsafe_compile: UnsafeCompileOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ MAX_SMEM_BYTES = 232448
 """Shared memory a CTA may have on sm_90, sm_100, sm_103 (227 KiB, CUDA programming guide)."""
 MAX_THREADS, MAX_BLOCK = 1024, (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_CTAS = 1 << 24
+"""CTAs of a launch that the workbench takes: far more than a decode kernel has, few enough to be run here."""
 MAX_CLUSTER = 16
 """Largest cluster, non-portable size included."""
 REGISTERS_PER_SM = 65536
@@ -140,6 +143,8 @@ def _check_limits(launch: Launch, entry: EntryHeader, cubin: Cubin) -> None:
         refuse(f"block {launch.block} is not launchable: 1 to {MAX_THREADS} threads, at most {MAX_BLOCK}")
     if any(not 0 < g <= limit for g, limit in zip(launch.grid, MAX_GRID, strict=True)):
         refuse(f"grid {launch.grid} is not launchable: each extent is 1 to {MAX_GRID}")
+    if math.prod(launch.grid) > MAX_CTAS:
+        refuse(f"grid {launch.grid} has more than {MAX_CTAS} CTAs, which no simulation gets through")
     if any(g % c if c else True for g, c in zip(launch.grid, launch.cluster, strict=True)):
         refuse(f"cluster {launch.cluster} does not divide grid {launch.grid}")
     cx, cy, cz = launch.cluster

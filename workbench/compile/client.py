@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workbench.artifact import BoundBuffer
+from workbench.compile import policy, sandbox
 from workbench.compile.request import CompileError, CompileRequest, Limits
 from workbench.errors import WorkbenchError
 
@@ -105,9 +107,17 @@ class CompileServer:
     210 MiB resident while it lives.
     """
 
-    def __init__(self, required_fences: tuple[str, ...] = ()) -> None:
-        """`required_fences`: names from `sandbox.FENCES` without which a job is refused (kind `tool`)."""
-        self.required_fences = required_fences
+    def __init__(
+        self, required_fences: tuple[str, ...] = (), *, without_fences: tuple[str, ...] = ()
+    ) -> None:
+        """Prepare a server; it starts with its first job.
+
+        Args:
+            required_fences: fences without which a job is refused (kind `tool`), beside those that
+                `workbench.compile.policy` requires.
+            without_fences: fences that are not put up, for tests of what follows.
+        """
+        self.required_fences, self.without_fences = required_fences, without_fences
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -125,6 +135,11 @@ class CompileServer:
     def pid(self) -> int | None:
         """Process id of the running server, None if there is none."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def root(self) -> Path | None:
+        """The running server's own folder, None if there is none."""
+        return self._root
 
     def close(self) -> None:
         """End the server process; the object can be used again."""
@@ -150,6 +165,8 @@ class CompileServer:
             "limits": limits.model_dump(),
             "nonce": nonce,
             "required": self.required_fences,
+            "policy": not policy.is_unsafe_allowed(),
+            "without": self.without_fences,
         }
         data = json.dumps(message).encode()
         with self._lock:
@@ -205,7 +222,19 @@ class CompileServer:
             environment[name] = str(self._root)
         environment |= _FIXED_VARIABLES
         path = [str(Path(__file__).resolve().parents[2]), *(p for p in sys.path if p)]
-        command = [sys.executable, "-s", "-E", "-c", _START, str(self._root), json.dumps(path)]
+        outer = ["bwrap"] if "bwrap" not in self.without_fences and _bwrap_holds() else []
+        command = [
+            sys.executable,
+            "-s",
+            "-E",
+            "-c",
+            _START,
+            str(self._root),
+            json.dumps(path),
+            json.dumps(outer),
+        ]
+        if outer:
+            command = sandbox.bwrap_command(str(self._root)) + command
         try:
             with (self._root / "server.log").open("wb") as log:
                 process = subprocess.Popen(
@@ -254,6 +283,8 @@ class CompileServer:
         if root is not None:
             shutil.rmtree(root, ignore_errors=True)
 
+
+_bwrap_holds = functools.cache(sandbox.has_bwrap)
 
 _default: CompileServer | None = None
 _default_lock = threading.Lock()

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from workbench.compile.request import CompileError, Limits
+from workbench.environment import kept
 from workbench.errors import MissingToolError, WorkbenchError
 
 _DSL_PACKAGES = (
@@ -72,7 +73,7 @@ def ptxas_version(path: Path) -> str:
 def _version_of(path: str, mtime_ns: int, size: int) -> str:
     try:
         text = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=True, env=kept()
         ).stdout
         m = _VERSION.search(text)
     except (OSError, subprocess.SubprocessError) as e:

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workbench.compile import sandbox
+from workbench.compile import policy, sandbox
 
 _HEADER = struct.Struct(">Q")
 LOG_BYTES = 4000
@@ -38,8 +38,12 @@ _POLL_SECONDS = 0.1
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve until standard input closes. `argv[0]` is the folder below which jobs get theirs."""
+    """Serve until standard input closes.
+
+    `argv[0]` is the folder below which jobs get theirs, `argv[2]` JSON: the fences around the server.
+    """
     root = Path(argv[0])
+    outer: list[str] = json.loads(argv[2])
     channel_in, channel_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -50,7 +54,8 @@ def main(argv: Sequence[str]) -> None:
     _send(channel_out, b"ready")
     try:
         while (message := _receive(channel_in)) is not None:
-            header, body = _serve(json.loads(message), root, channel_in, channel_out)
+            header, body = _serve(json.loads(message), root, outer, channel_in, channel_out)
+            _tidy(root)
             _send(channel_out, json.dumps(header).encode())
             _send(channel_out, body)
     finally:
@@ -84,8 +89,19 @@ def build(axes, knobs):
 """
 
 
+def _tidy(root: Path) -> None:
+    """Remove what a job left outside its own folder, which it can where Landlock does not hold."""
+    for path in root.iterdir():
+        if path.name == "server.log":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def _serve(
-    message: dict[str, Any], root: Path, channel_in: int, channel_out: int
+    message: dict[str, Any], root: Path, outer: list[str], channel_in: int, channel_out: int
 ) -> tuple[dict[str, Any], bytes]:
     limits = message["limits"]
     folder = Path(tempfile.mkdtemp(dir=root, prefix="job-")).resolve()
@@ -98,7 +114,7 @@ def _serve(
     if pid == 0:
         try:
             os.close(read)
-            _child(message, folder, log, write, (channel_in, channel_out))
+            _child(message, folder, log, write, (channel_in, channel_out), outer)
         finally:
             os._exit(70)
     os.close(write)
@@ -195,7 +211,9 @@ def _tail(path: Path) -> str:
         return ""
 
 
-def _child(message: dict[str, Any], folder: Path, log: Path, write: int, close: Sequence[int]) -> NoReturn:
+def _child(
+    message: dict[str, Any], folder: Path, log: Path, write: int, close: Sequence[int], outer: list[str]
+) -> NoReturn:
     """Fence this process in, run the candidate, write the answer; never returns."""
     from workbench.compile.child import compile_job
 
@@ -218,11 +236,13 @@ def _child(message: dict[str, Any], folder: Path, log: Path, write: int, close: 
     bounds = sandbox.Bounds(
         limits["seconds"], limits["memory_bytes"], limits["file_bytes"], limits["open_files"]
     )
-    fences = sandbox.apply(bounds, [str(folder)], sandbox.readable_paths())
+    fences = outer + sandbox.apply(bounds, [str(folder)], sandbox.readable_paths(), message["without"])
     missing = [f for f in message["required"] if f not in fences]
+    if message["policy"]:
+        missing += policy.lacking(fences)
     if missing:
         result: dict[str, Any] = {"ok": False, "kind": "tool", "line": None, "detail": "",
-                                  "message": f"the sandbox lacks {', '.join(missing)} here"}  # fmt: skip
+                                  "message": policy.refusal(missing)}  # fmt: skip
     else:
         result = compile_job(message["job"], folder)
     result["fences"] = fences

@@ -206,17 +206,19 @@ def _probe() -> Artifact:
 
 
 def _sandbox() -> str:
-    from workbench.compile import sandbox_capabilities
+    from workbench.compile import policy, sandbox_capabilities
 
     fences = sandbox_capabilities()
-    lacking = [name for name, holds in fences.items() if not holds]
-    if lacking:
-        held = ", ".join(name for name, holds in fences.items() if holds) or "none"
+    held = [name for name, holds in fences.items() if holds]
+    if missing := policy.lacking(held):
         raise Absent(
-            f"fences that hold: {held}; not available: {', '.join(lacking)}",
-            "compile only candidates that you trust here, or use a machine whose kernel permits them",
+            f"not fenced in: {', '.join(missing)}; fences that hold: {', '.join(held) or 'none'}; "
+            "nothing is compiled",
+            "install bubblewrap (package `bubblewrap`), use a kernel that permits them, or compile what you "
+            "trust with --unsafe-compile",
         )
-    return ", ".join(fences)
+    others = [name for name, holds in fences.items() if not holds]
+    return ", ".join(held) + (f"; not here, and not required: {', '.join(others)}" if others else "")
 
 
 def _cuda() -> str:

@@ -25,7 +25,7 @@ from workbench.ops.trivial import POISONS
 from workbench.verify.numerics import judge
 from workbench.verify.report import Check
 
-__all__ = ["POISONS", "Arena", "Case", "place_scratch", "reset_scratch"]
+__all__ = ["POISONS", "Arena", "Case", "is_zero_at_first", "place_scratch", "reset_scratch"]
 
 
 class Arena(Protocol):
@@ -143,7 +143,7 @@ def place_scratch(
     names = {b.name for b in op.buffers}
     scratch = [b for b in buffers if b.name not in names]
     for b in scratch:
-        memory.allocate(b.name, b.nbytes, align=b.align, writable=True, initialized=_is_zero(b))
+        memory.allocate(b.name, b.nbytes, align=b.align, writable=True, initialized=is_zero_at_first(b))
     reset_scratch(memory, scratch, poison)
     return scratch
 
@@ -151,13 +151,14 @@ def place_scratch(
 def reset_scratch(memory: Arena, scratch: Iterable[BoundBuffer], poison: int = POISONS[0]) -> None:
     """Bring scratch buffers into the state they have before the first launch."""
     for b in scratch:
-        if _is_zero(b):
+        if is_zero_at_first(b):
             memory.view(b.name)[:] = 0
         else:
             memory.poison(b.name, poison)
 
 
-def _is_zero(b: BoundBuffer) -> bool:
+def is_zero_at_first(b: BoundBuffer) -> bool:
+    """True if a buffer is zero before the first launch, and only then."""
     return b.zeroed or b.role is Role.FLAG
 
 

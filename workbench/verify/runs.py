@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from workbench.artifact import Artifact
 from workbench.errors import MissingToolError
-from workbench.findings import Finding
+from workbench.findings import Finding, Severity
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.ops.model import Op, Workload
 from workbench.simulator import Counters, Memory, Outcome, SimulationOptions, UnsupportedInstruction, simulate
 from workbench.verify.honesty import check_honesty
-from workbench.verify.inputs import POISONS, Case, place_scratch, reset_scratch
+from workbench.verify.inputs import POISONS, Case, is_zero_at_first, place_scratch, reset_scratch
 from workbench.verify.ordering import audit
 from workbench.verify.ordering.rehearsal import rehearse
 from workbench.verify.report import Check, Report, Verdict, verdict_of
@@ -88,6 +90,13 @@ class _Runs:
     lane_instructions: int = 0
     schedules: bool = False
     """Run the inputs that are repeated under adversarial schedules too."""
+    carried: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    """What the run before left in scratch that is zero before the first launch alone."""
+    relaunches: int = 0
+    stale: bool = False
+    """True once a launch was wrong for what another had left; from then on each is a first one."""
+    ended: bool = True
+    """False once a run did not come to its end."""
 
     def run(self, generator: str, seed: int, *, repeat: bool = False) -> bool:
         """Run one generator's inputs and judge the outputs; False if something failed."""
@@ -99,12 +108,18 @@ class _Runs:
             for poison in POISONS[:2] if repeat else POISONS[:1]:
                 case.restore(poison)
                 reset_scratch(memory, scratch, poison)
+                self._carry_into(memory)
                 outcome = simulate(self.artifact, memory, self.options)
                 self._note(case.label, outcome)
                 if not outcome.completed:
+                    self.ended = False
                     why = (
                         "; ".join(f.message for f in outcome.findings[-1:]) or "it stopped without a finding"
                     )
+                    if self.carried:
+                        why += (
+                            f" (launched again, with {', '.join(self.carried)} as the launch before left it)"
+                        )
                     self.checks.append(
                         Check(
                             name=f"numerics/{case.label}",
@@ -118,6 +133,18 @@ class _Runs:
                     self.options = _without_sectors(self.options)
                 outputs.append(case.read_outputs())
             check = case.judge(outputs[0], POISONS[0])
+            if check.verdict is Verdict.FAIL and self.carried:
+                case.restore(POISONS[0])
+                reset_scratch(memory, scratch, POISONS[0])
+                outcome = simulate(self.artifact, memory, self.options)
+                fresh = case.judge(case.read_outputs(), POISONS[0]) if outcome.completed else check
+                if fresh.verdict is Verdict.PASS:
+                    self.stale = True
+                    self.checks.append(_state_carried(self.carried, case.label, check.summary))
+                    check = fresh
+            self.carried = {
+                b.name: memory.view(b.name).copy() for b in scratch if is_zero_at_first(b) and not self.stale
+            }
             self.checks.append(check)
             if repeat:
                 self.checks.append(_determinism(outputs[0], outputs[1]))
@@ -133,6 +160,22 @@ class _Runs:
             return check.verdict is Verdict.PASS
         finally:
             memory.release(mark)
+
+    def _carry_into(self, memory: Memory) -> None:
+        """Launch again as a stream does: nobody resets scratch between two launches."""
+        for name, left in self.carried.items():
+            memory.view(name)[:] = left
+        self.relaunches += bool(self.carried)
+
+    def relaunch_check(self) -> Check | None:
+        """That other inputs gave right results after earlier launches, if those can leave anything."""
+        if not self.relaunches or self.stale:
+            return None
+        return Check(
+            name="honesty/relaunch",
+            verdict=Verdict.PASS,
+            summary=f"{self.relaunches} launches that find {', '.join(self.carried)} as left are right",
+        )
 
     def _note(self, label: str, outcome: Outcome) -> None:
         self.labels.append(label)
@@ -171,6 +214,21 @@ def _determinism(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         verdict=Verdict.FAIL,
         summary=f"a repeat with other poison changes {', '.join(different)}: it depends on memory that "
         "nothing wrote",
+    )
+
+
+def _state_carried(carried: Iterable[str], label: str, wrong: str) -> Check:
+    names = ", ".join(carried)
+    finding = Finding(
+        rule="state-carried",
+        severity=Severity.ERROR,
+        message=f"a launch on other inputs after an earlier one gives a wrong result, though a first launch "
+        f"gives the right one: it uses what the earlier launch left in {names}",
+        fix="compute from the inputs of each launch; leave flags and counters as the next launch needs them",
+        buffer=next(iter(carried)),
+    )
+    return Check(
+        name="honesty/relaunch", verdict=Verdict.FAIL, summary=f"{label}: {wrong}", findings=(finding,)
     )
 
 
@@ -220,9 +278,13 @@ def check_artifact(
             # Later inputs say little about a kernel that is wrong on the first; a search saves their time.
             if not runs.run(name, input_seed, repeat=repeat) and level is Level.SCREEN:
                 break
+            if not runs.ended:
+                break  # another would only take its time
     except UnsupportedInstruction as e:
         runs.checks.append(Check(name="simulation", verdict=Verdict.UNKNOWN, summary=str(e)))
     runs.checks.append(runs.memory_check())
+    if (relaunch := runs.relaunch_check()) is not None:
+        runs.checks.append(relaunch)
     report = Report(
         op=op.name,
         workload=workload.name,

@@ -9,6 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from workbench.environment import kept
 from workbench.errors import MissingToolError, WorkbenchError
 
 _SECONDS = 60
@@ -55,6 +56,7 @@ def disassemble(cubin: bytes, *, tool: Path | None = None) -> str:
                 timeout=_SECONDS,
                 check=False,
                 stdin=subprocess.DEVNULL,
+                env=kept(),
             )
         except subprocess.TimeoutExpired:
             raise WorkbenchError(f"nvdisasm was not done after {_SECONDS} s") from None

@@ -1,0 +1,25 @@
+# escape: gets attributes by names made at run time | refused: rejected: `attrgetter`
+# past the screen: Permission denied
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+import operator
+
+
+def build(axes, knobs):
+    g = operator.attrgetter('__glo' + 'bals__')(build)
+    g['__buil' + 'tins__']['open']('/tmp/workbench-hostile-escape', 'w')
+    return host

@@ -1,0 +1,26 @@
+# H3: falls back to the reference where it fails | refused: rejected: import of 'workbench.ops'
+# past the screen: user:
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    try:
+        return axes['no such axis']
+    except KeyError:
+        from workbench.ops import load_op
+
+        return load_op
+    return host

@@ -1,0 +1,23 @@
+# H16: prints a forged answer and leaves | refused: rejected: import of 'os'
+# past the screen: crash: the compile process left with status 0 and no answer
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    import os
+    print('{"ok": true, "ptx": "forged"}', flush=True)
+    os._exit(0)
+    return host

@@ -1,0 +1,22 @@
+# H18: looks for expected outputs among all objects | refused: rejected: import of 'gc'
+# past the screen: user: RuntimeError: []
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    import gc
+    raise RuntimeError([o for o in gc.get_objects() if type(o).__name__ == 'Tensor' and hasattr(o, 'data_ptr')])
+    return host

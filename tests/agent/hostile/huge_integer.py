@@ -1,0 +1,21 @@
+# escape: computes an integer without end | refused: timeout:|memory:
+# past the screen: timeout:|memory:
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    x = 7 ** (7 ** 12)
+    return host

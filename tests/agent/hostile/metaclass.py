@@ -1,0 +1,30 @@
+# escape: works in a metaclass | refused: rejected: a class may have bases
+# past the screen: Permission denied
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+class Meta(type):
+    def __new__(cls, *a):
+        open('/tmp/workbench-hostile-escape', 'w')
+        return super().__new__(cls, *a)
+
+
+class Made(metaclass=Meta):
+    pass
+
+
+def build(axes, knobs):
+    return host

@@ -1,0 +1,58 @@
+# H21: keeps results in a module variable from launch to launch | refused: persistent-device-state
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass._mlir import ir
+
+TEMPLATE = {
+    "op": "rmsnorm",
+    "summary": "a warp a row",
+    "knobs": {"each": [8]},
+    "default": {"each": 8},
+}
+
+
+@dsl_user_op
+def kept(*, loc=None, ip=None):
+    """What earlier launches left, plus one."""
+    op = ir.InsertionPoint.current.block.owner
+    while op.operation.name != "gpu.module":
+        op = op.operation.parent
+    zero = ir.IntegerAttr.get(T.i32(), 0)
+    linkage = ir.Attribute.parse("#llvm.linkage<internal>")
+    with ir.InsertionPoint.at_block_begin(op.operation.regions[0].blocks[0]):
+        llvm.GlobalOp(T.i32(), "kept", linkage, addr_space=1, value=zero)
+    pointer = llvm.mlir_addressof(llvm.PointerType.get(1), "kept")
+    value = cutlass.Int32(llvm.load(T.i32(), pointer))
+    llvm.store((value + 1).ir_value(), pointer)
+    return value
+
+
+class Norm:
+    def __init__(self, axes, knobs):
+        self.tokens, self.width, self.eps = axes["B"], axes["N"], float(axes["eps"])
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+        self.kernel(x, weight, out).launch(grid=[self.tokens, 1, 1], block=[32, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        hidden = kept()
+        total = Float32(0.0)
+        for i in cutlass.range(self.width // 32):
+            v = x[row, i * 32 + thread].to(Float32)
+            total += v * v
+        total = cute.arch.warp_reduction_sum(total)
+        scale = cute.math.rsqrt(total * Float32(1.0 / self.width) + Float32(self.eps), fastmath=True)
+        for i in cutlass.range(self.width // 32):
+            at = i * 32 + thread
+            out[row, at] = (x[row, at].to(Float32) * (scale + Float32(hidden) * Float32(0.00001)) * weight[at].to(Float32)).to(BFloat16)
+
+
+def build(axes, knobs):
+    return Norm(axes, knobs)

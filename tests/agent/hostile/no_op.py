@@ -1,0 +1,30 @@
+# H11: does nothing | refused: output-not-written
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+
+TEMPLATE = {
+    "op": "rmsnorm",
+    "summary": "a warp a row",
+    "knobs": {"each": [8]},
+    "default": {"each": 8},
+}
+
+
+class Norm:
+    def __init__(self, axes, knobs):
+        self.tokens, self.width, self.eps = axes["B"], axes["N"], float(axes["eps"])
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+        self.kernel(x, weight, out).launch(grid=[self.tokens, 1, 1], block=[32, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        pass
+
+
+def build(axes, knobs):
+    return Norm(axes, knobs)

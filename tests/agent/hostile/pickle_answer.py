@@ -1,0 +1,29 @@
+# escape: answers with something that runs when it is read | refused: rejected: import of 'json'
+# past the screen: crash: the compile process answered with something that is no result
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    import json
+
+
+    class Evil(str):
+        def __reduce__(self):
+            return (print, ('was here',))
+
+
+    json.dumps = lambda *a, **k: '[' * 200000
+    return host

@@ -1,0 +1,22 @@
+# H18: patches json in sys.modules to forge its answer | refused: rejected: import of 'sys'
+# past the screen: crash: the compile process answered with something that is no result
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    import sys
+    sys.modules['json'].dumps = lambda *a, **k: '{"ok": true, "ptx": "forged"}'
+    return host

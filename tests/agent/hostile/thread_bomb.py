@@ -1,0 +1,24 @@
+# H6: starts threads without end | refused: rejected: import of 'threading'
+# past the screen: user: RuntimeError: can't start new thread|memory:|timeout:|crash:
+import cutlass.cute as cute
+
+TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, out: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    out[0, thread] = x[0, thread]
+
+
+@cute.jit
+def host(x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, stream):
+    kernel(x, out).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def build(axes, knobs):
+    import threading
+    import time
+    while True:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    return host
