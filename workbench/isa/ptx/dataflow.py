@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from workbench.isa.flow import ControlFlowGraph
 from workbench.isa.ptx.model import (
     Address,
+    Imm,
     Instruction,
     Negated,
     Operand,
@@ -87,6 +88,42 @@ def reads(instruction: Instruction) -> tuple[Reg, ...]:
     if instruction.predicate is not None:
         found.append(instruction.predicate)
     return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class RegisterNames:
+    """Names of the registers that each instruction of a kernel reads (its guard last) and writes."""
+
+    reads: tuple[tuple[str, ...], ...]
+    writes: tuple[tuple[str, ...], ...]
+
+
+def register_names(graph: ControlFlowGraph[Instruction]) -> RegisterNames:
+    """The names for a graph's instructions, found once a graph."""
+    found: RegisterNames | None = graph.__dict__.get("_register_names")
+    if found is None:
+        taken: list[tuple[str, ...]] = []
+        given: list[tuple[str, ...]] = []
+        for i in graph.instructions:
+            targets = destinations(i)
+            used = _names(i.operands if i.opcode == "wgmma" else i.operands[len(targets) :])
+            if i.predicate is not None:
+                used[i.predicate.name] = None
+            taken.append(tuple(used))
+            given.append(tuple(_names(targets)))
+        found = graph.__dict__["_register_names"] = RegisterNames(tuple(taken), tuple(given))
+    return found
+
+
+def _names(operands: tuple[Operand, ...]) -> dict[str, None]:
+    found: dict[str, None] = {}
+    for o in operands:
+        if type(o) is Reg:
+            found[o.name] = None
+        elif type(o) is not Imm:
+            for r in _registers(o):
+                found[r.name] = None
+    return found
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
-from workbench.isa.ptx.dataflow import destinations, sources, writes
+from workbench.isa.ptx.dataflow import destinations, register_names, sources, writes
 from workbench.isa.ptx.model import (
     Address,
     Imm,
@@ -38,6 +39,7 @@ from workbench.isa.values import (
     combine,
     compare,
     join,
+    loaded,
     masked,
     shift,
     signed,
@@ -78,19 +80,25 @@ class PtxValues:
         self._single: dict[str, Value] = {}
         self._here: dict[str, Value] = {}
         self._entry: dict[int, dict[str, Value]] = {0: {}}
-        writers = Counter(r.name for i in graph.instructions for r in writes(i))
+        self._names = register_names(graph)
+        writers = Counter(name for names in self._names.writes for name in names)
         self._shared = frozenset(name for name, n in writers.items() if n > 1)
         self._solve()
 
     def _solve(self) -> None:
+        """Rounds over the blocks whose entry, or a register with one writer that they read, has changed."""
+        readers = self._readers()
+        stale = set(self._graph.reverse_postorder)
         for _ in range(_ROUNDS):
-            changed = False
             for b in self._graph.reverse_postorder:
+                if b not in stale:
+                    continue
+                stale.discard(b)
                 for at in self.walk(b):
-                    changed |= self._keep(self._graph.instructions[at])
-                for s in self._graph.successors[b]:
-                    changed |= self._merge(s)
-            if not changed:
+                    for name in self._keep(at):
+                        stale.update(readers.get(name, ()))
+                stale.update(s for s in self._graph.successors[b] if self._merge(s))
+            if not stale:
                 return
         self._single = {name: Value(None, v.roots) for name, v in self._single.items()}
         for state in self._entry.values():  # no fixpoint in sight: only the roots are believed
@@ -101,10 +109,53 @@ class PtxValues:
         self._here = dict(self._entry.get(block, {}))
         for at in range(self._graph.blocks[block].start, self._graph.blocks[block].end):
             yield at
+            if self._shared.isdisjoint(self._names.writes[at]):
+                continue
             i = self._graph.instructions[at]
-            for reg, value in self._results(i) if any(r.name in self._shared for r in writes(i)) else ():
+            for reg, value in self._results(i):
                 if reg.name in self._shared:
                     self._here[reg.name] = self._guarded(i, reg.name, value)
+
+    def _readers(self) -> dict[str, set[int]]:
+        """Blocks that read each register with one writer."""
+        found: dict[str, set[int]] = {}
+        for block in self._graph.blocks:
+            for at in range(block.start, block.end):
+                for name in self._names.reads[at]:
+                    if name not in self._shared:
+                        found.setdefault(name, set()).add(block.index)
+        return found
+
+    @cached_property
+    def _live(self) -> tuple[tuple[str, ...], ...]:
+        """Registers with several writers that are live at the start of each block: the others have no value
+        worth keeping there. Sets of registers are bits of one number while they are looked for."""
+        names = sorted(self._shared)
+        bit = {name: 1 << n for n, name in enumerate(names)}
+        graph = self._graph
+        uses, kills = [0] * len(graph.blocks), [0] * len(graph.blocks)
+        for block in graph.blocks:
+            used = killed = 0
+            for at in range(block.start, block.end):
+                for name in self._names.reads[at]:
+                    used |= bit.get(name, 0) & ~killed
+                if graph.instructions[at].predicate is None:
+                    for name in self._names.writes[at]:
+                        killed |= bit.get(name, 0)
+            uses[block.index], kills[block.index] = used, killed
+        live = list(uses)
+        todo = dict.fromkeys(range(len(graph.blocks)))
+        while todo:
+            b, _ = todo.popitem()
+            out = 0
+            for s in graph.successors[b]:
+                out |= live[s]
+            new = uses[b] | (out & ~kills[b])
+            if new != live[b]:
+                live[b] = new
+                todo |= dict.fromkeys(graph.predecessors[b])
+        found = {bits: tuple(name for name in names if bits & bit[name]) for bits in set(live)}
+        return tuple(found[bits] for bits in live)
 
     def _guarded(self, i: Instruction, name: str, value: Value) -> Value:
         if i.predicate is None:
@@ -116,30 +167,36 @@ class PtxValues:
             known = np.where((guard != 0) != i.negated, value.known, old.known)
         return Value(known, value.roots | old.roots)
 
-    def _keep(self, i: Instruction) -> bool:
-        """Remember what an instruction gives to registers that nothing else writes."""
-        changed = False
-        if not any(r.name not in self._shared for r in writes(i)):
-            return False
-        for reg, value in self._results(i):
+    def _keep(self, at: int) -> list[str]:
+        """Remember what an instruction gives to registers that nothing else writes; those that changed."""
+        names = self._names.writes[at]
+        if not names or self._shared.issuperset(names):
+            return []
+        changed = []
+        for reg, value in self._results(self._graph.instructions[at]):
             if reg.name in self._shared:
                 continue
             old = self._single.get(reg.name)
-            new = join(old, value)
-            if old is None or not old.same(new):
-                self._single[reg.name] = new
-                changed = True
+            if old is None or not old.same(value):
+                new = join(old, value)
+                if old is None or not old.same(new):
+                    self._single[reg.name] = new
+                    changed.append(reg.name)
         return changed
 
     def _merge(self, block: int) -> bool:
         old = self._entry.get(block)
         if old is None:
-            self._entry[block] = dict(self._here)
+            here = self._here
+            self._entry[block] = {name: here.get(name, UNKNOWN) for name in self._live[block]}
             return True
         changed = False
-        for name in old.keys() | self._here.keys():
+        for name in self._live[block]:
             mine = old.get(name)
-            value = join(mine if mine is not None else UNKNOWN, self._here.get(name, UNKNOWN))
+            new = self._here.get(name, UNKNOWN)
+            if mine is new or (mine is not None and mine.same(new)):
+                continue
+            value = join(mine if mine is not None else UNKNOWN, new)
             if mine is None or not mine.same(value):
                 old[name] = value
                 changed = True
@@ -224,13 +281,10 @@ class PtxValues:
 
     def _loaded(self, i: Instruction) -> Value:
         """A load through the address of a parameter yields parameters, any other memory content."""
-        roots = {
-            Root(RootKind.PARAM, "", None)
-            for o in sources(i)[:1]
-            for r in self.operand(o).roots
-            if r.kind is RootKind.PARAM_ADDRESS
-        }
-        return Value(None, frozenset(roots or {LOADED}))
+        found = union(self.operand(o) for o in sources(i)[:1])
+        if any(r.kind is RootKind.PARAM_ADDRESS for r in found):
+            return Value(None, frozenset((Root(RootKind.PARAM, "", None),)))
+        return Value(None, loaded(found))
 
     def _load_param(self, i: Instruction) -> list[tuple[Reg, Value]]:
         address = i.operands[1]

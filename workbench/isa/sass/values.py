@@ -35,6 +35,7 @@ from workbench.isa.values import (
     combine,
     compare,
     join,
+    loaded,
     masked,
     shift,
     signed,
@@ -56,6 +57,8 @@ _BLOCK_DIM = {0x380: 0x360, 0x210: 0x0, 0x160: 0x0}
 # Where bank 0 holds the generic address of the parameter block (kernels take tensor maps' addresses from it).
 _BLOCK_ADDRESS = {0x380: 0x348, 0x210: 0x198}
 _WIDTH = 32
+_MOST_PLACES = 32
+"""Different offsets of one indexed constant load that are told apart."""
 _MAP = 0x654
 """Selector of the PRMT that mapa becomes: three bytes of the address, one of the rank."""
 
@@ -100,7 +103,10 @@ class SassValues:
         changed = False
         for name in old.keys() | state.keys():
             mine = old.get(name)
-            value = join(mine if mine is not None else UNKNOWN, state.get(name, UNKNOWN))
+            new = state.get(name, UNKNOWN)
+            if mine is new or (mine is not None and mine.same(new)):
+                continue
+            value = join(mine if mine is not None else UNKNOWN, new)
             if mine is None or not mine.same(value):
                 old[name] = value
                 changed = True
@@ -181,10 +187,13 @@ class SassValues:
         if c.bank != 0:
             return UNKNOWN
         if c.index is not None:
-            known = self._register(c.index, state).constant()
-            if known is None:
+            lanes = self._register(c.index, state).known
+            places = () if lanes is None else tuple(int(x) for x in np.unique(lanes))
+            if not places or len(places) > _MOST_PLACES:
                 return Value(None, frozenset((Root(RootKind.PARAM, "", None),)))
-            return self._bank(c.offset + known, 4)
+            if len(places) > 1:
+                return Value(None, union(self._bank(c.offset + at, 4) for at in places))
+            return self._bank(c.offset + places[0], 4)
         value = self._bank(c.offset, 4)
         if c.negated and value.known is not None:
             return Value(masked(~value.known + np.uint64(1), _WIDTH), value.roots)
@@ -272,18 +281,21 @@ class SassValues:
     ) -> dict[str, Value]:
         targets = [o for o in i.operands[:count] if isinstance(o, SassReg)]
         if i.opcode in _LOADS:
-            return dict.fromkeys(names, _FROM_MEMORY)
+            address = next((o for o in read if isinstance(o, SassAddress)), None)
+            if i.opcode not in ("LDG", "LD") or address is None:
+                return dict.fromkeys(names, _FROM_MEMORY)
+            return dict.fromkeys(names, Value(None, loaded(self.operand(address, state).roots)))
         if i.opcode in ("LDC", "LDCU", "ULDC"):
-            return self._load_constant(i, state)
+            return self._load_constant(i, names, read, state)
         values = [self.operand(o, state) for o in read]
         if i.opcode == "R2P":
             return self._unpack(i, names, state)
         if i.opcode in ("PRMT", "UPRMT") and len(values) == 3 and values[1].constant() == _MAP:
             return dict.fromkeys(names, Value(values[2].known, values[2].roots | {MAPPED}))
         if targets and targets[0].predicate:
-            return self._predicate_results(i, targets, values)
+            return self._predicate_results(i, targets, read, values)
         roots = union(
-            v for o, v in zip(sources(i), values, strict=True) if not (isinstance(o, SassReg) and o.predicate)
+            v for o, v in zip(read, values, strict=True) if not (isinstance(o, SassReg) and o.predicate)
         )
         pairs: tuple[SassOperand, ...] = ()  # written as their low register
         if "64" in i.modifiers:
@@ -299,25 +311,35 @@ class SassValues:
                 found[t.name] = UNKNOWN
         main = targets[0].name if targets else ""
         if main in found:
-            found[main] = Value(self._compute(i, [v.known for v in values]), roots)
+            found[main] = Value(self._compute(i, read, [v.known for v in values]), roots)
         return found
 
-    def _load_constant(self, i: SassInstruction, state: Registers) -> dict[str, Value]:
-        source = sources(i)[0] if sources(i) else None
+    def _load_constant(
+        self,
+        i: SassInstruction,
+        names: tuple[str, ...],
+        read: tuple[SassOperand, ...],
+        state: Registers,
+    ) -> dict[str, Value]:
+        source = read[0] if read else None
         if not isinstance(source, SassConst):
             return {}
         if source.index is not None or source.bank != 0:
-            return dict.fromkeys(writes(i), self.operand(source, state))
+            return dict.fromkeys(names, self.operand(source, state))
         if i.modifiers and i.modifiers[0] in ("U8", "S8", "U16", "S16"):
             size = int(i.modifiers[0][1:]) // 8
             value = self._bank(source.offset, size)
             if i.modifiers[0][0] == "S" and value.known is not None:
                 value = Value(masked(signed(value.known, 8 * size).view(np.uint64), 32), value.roots)
-            return dict.fromkeys(writes(i), value)
-        return {name: self._bank(source.offset + 4 * n, 4) for n, name in enumerate(writes(i))}
+            return dict.fromkeys(names, value)
+        return {name: self._bank(source.offset + 4 * n, 4) for n, name in enumerate(names)}
 
     def _predicate_results(
-        self, i: SassInstruction, targets: list[SassReg], values: list[Value]
+        self,
+        i: SassInstruction,
+        targets: list[SassReg],
+        read: tuple[SassOperand, ...],
+        values: list[Value],
     ) -> dict[str, Value]:
         found: dict[str, Value] = {}
         first = targets[0].name
@@ -332,11 +354,11 @@ class SassValues:
                 if result is not None and c is not None:
                     found[first] = Value(combine(operator, result, c))
         elif i.opcode in ("PLOP3", "UPLOP3") and len(known) >= 4:
-            table = sources(i)[3]
+            table = read[3]
             if isinstance(table, SassImm):
                 found[first] = Value(_lut(known[:3], table.value, 1, self.threads))
         elif i.opcode in ("LOP3", "ULOP3") and len(known) >= 4:
-            table = sources(i)[3]
+            table = read[3]
             if isinstance(table, SassImm):
                 result = _lut(known[:3], table.value, _WIDTH, self.threads)
                 if result is not None:
@@ -377,7 +399,9 @@ class SassValues:
             return np.asarray((total > 0)[warps], dtype=np.uint64)
         return None
 
-    def _compute(self, i: SassInstruction, v: list[Lanes | None]) -> Lanes | None:
+    def _compute(
+        self, i: SassInstruction, read: tuple[SassOperand, ...], v: list[Lanes | None]
+    ) -> Lanes | None:
         opcode, m = i.opcode, i.modifiers
         if opcode in ("SEL", "USEL") and len(v) == 3:
             a, b, p = v
@@ -387,7 +411,7 @@ class SassValues:
                 return np.asarray(np.where(p != 0, a, b))
             return a if (p != 0).all() else b if (p == 0).all() else None
         if opcode in ("LOP3", "ULOP3") and len(v) >= 4:
-            table = sources(i)[3]
+            table = read[3]
             return _lut(v[:3], table.value, _WIDTH, self.threads) if isinstance(table, SassImm) else None
         known = [x for x in v if x is not None]
         if not v or v[0] is None:

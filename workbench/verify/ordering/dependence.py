@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from workbench.isa.ptx.dataflow import reads as ptx_reads
-from workbench.isa.ptx.dataflow import writes as ptx_writes
+from workbench.isa.ptx.dataflow import register_names
 from workbench.isa.ptx.model import Instruction
 from workbench.isa.sass.dataflow import reads as sass_reads
 from workbench.isa.sass.dataflow import writes as sass_writes
@@ -29,12 +29,22 @@ class Registers:
     """Register names that the instructions of a kernel read and write; `of` keeps it with the view."""
 
     def __init__(self, view: PtxView | SassView) -> None:
+        self.reads: tuple[tuple[str, ...], ...]
+        """Names each instruction reads, the guard among them."""
+        self.writes: tuple[tuple[str, ...], ...]
+        """Names each instruction writes."""
         self._types: Mapping[str, str] = view.kernel.registers if isinstance(view, PtxView) else {}
         instructions: tuple[Instruction | SassInstruction, ...] = view.graph.instructions
-        self.reads = tuple(map(_reads, instructions))
-        """Names each instruction reads, the guard among them."""
-        self.writes = tuple(map(_writes, instructions))
-        """Names each instruction writes."""
+        if isinstance(view, PtxView):
+            names = register_names(view.graph)
+            self.reads, self.writes = names.reads, names.writes
+        else:
+            self.reads = tuple(sass_reads(i) for i in view.graph.instructions)
+            self.writes = tuple(sass_writes(i) for i in view.graph.instructions)
+        self.sure = tuple(i.predicate is None for i in instructions)
+        """Whether each instruction has no guard."""
+        self.position = {b: n for n, b in enumerate(view.graph.reverse_postorder)}
+        """Place of each block in reverse postorder."""
 
     @staticmethod
     def of(view: PtxView | SassView) -> Registers:
@@ -49,14 +59,6 @@ class Registers:
         if self._types:
             return self._types.get(name) == "pred"
         return name.startswith(("P", "UP"))
-
-
-def _reads(i: Instruction | SassInstruction) -> tuple[str, ...]:
-    return tuple(r.name for r in ptx_reads(i)) if isinstance(i, Instruction) else tuple(sass_reads(i))
-
-
-def _writes(i: Instruction | SassInstruction) -> tuple[str, ...]:
-    return tuple(r.name for r in ptx_writes(i)) if isinstance(i, Instruction) else tuple(sass_writes(i))
 
 
 @dataclass(frozen=True)
@@ -118,35 +120,45 @@ def _follow(
     blocks = set(range(len(graph.blocks))) if within is None else set(within)
     entry: dict[int, frozenset[str]] = {}
     found: dict[int, frozenset[str]] = {}
-    todo = sorted({graph.block_of[at] for at in seeds} & blocks)
-    for b in todo:
+    reads, writes, sure = registers.reads, registers.writes, registers.sure
+    position = registers.position
+    todo: list[tuple[int, int]] = []
+    for b in {graph.block_of[at] for at in seeds} & blocks:
         entry[b] = frozenset()
+        heappush(todo, (position.get(b, len(position) + b), b))
+    waiting = set(entry)
     while todo:
-        b = todo.pop()
+        b = heappop(todo)[1]
+        waiting.discard(b)
         held = set(entry[b])
         for at in range(graph.blocks[b].start, graph.blocks[b].end):
-            i: Instruction | SassInstruction = graph.instructions[at]
-            if not held and at not in seeds:
-                continue
-            used = held.intersection(registers.reads[at])
-            new = registers.writes[at]
-            if used:
-                found[at] = found.get(at, frozenset()) | used
-            values = used if predicates else {r for r in used if not registers.is_predicate(r)}
-            if values:
-                held.update(r for r in new if predicates or not registers.is_predicate(r))
-            elif i.predicate is None and held:
-                held.difference_update(new)
+            if held:
+                new = writes[at]
+                if held.isdisjoint(reads[at]):
+                    if sure[at] and new:
+                        held.difference_update(new)
+                else:
+                    used = held.intersection(reads[at])
+                    before = found.get(at)
+                    if before is None or not used <= before:
+                        found[at] = frozenset(used) if before is None else before | used
+                    if predicates:
+                        held.update(new)
+                    elif any(not registers.is_predicate(r) for r in used):
+                        held.update(r for r in new if not registers.is_predicate(r))
+                    elif sure[at]:
+                        held.difference_update(new)
             if at in seeds:
                 held.update(seeds[at])
         for s in graph.successors[b]:
             if s not in blocks:
                 continue
             old = entry.get(s)
-            merged = frozenset(held) if old is None else old | held
-            if old is None or merged != old:
-                entry[s] = merged
-                todo.append(s)
+            if old is None or not held <= old:
+                entry[s] = frozenset(held) if old is None else old | held
+                if s not in waiting:
+                    waiting.add(s)
+                    heappush(todo, (position.get(s, len(position) + s), s))
     return found
 
 

@@ -75,8 +75,7 @@ class Marks:
         self._changes = changes
         self._n = view.analysis.program.threads.count
         self._reach = reaching(self._program)
-        self._meet: dict[int, Event] = {e.index: e for e in self._program.all_events(*meetings)}
-        self._pools_of = _pools(self._program, self._meet, self._reach, self.graph)
+        self._meet, self._pools_of = _meetings(self._program, frozenset(meetings), self._reach, self.graph)
         self._warps = (self._program.threads.linear // np.uint64(32)).astype(np.intp)
         self._pools: dict[object, int] = {}
         self._entry: dict[int, Lanes] = {0: np.full(self._n, start, np.uint64)}
@@ -197,19 +196,44 @@ class Marks:
 
 
 def reaching(program: Program) -> dict[int, Any]:
-    """Threads (booleans) that may reach each block; branches whose takers are known count."""
-    found: dict[int, Any] = {0: np.ones(program.threads.count, np.bool_)}
+    """Threads (booleans) that may reach each block; branches whose takers are known count.
+
+    Found once a program; the arrays cannot be written to.
+    """
+    found: dict[int, Any] | None = program.__dict__.get("_reaching")
+    if found is None:
+        found = program.__dict__["_reaching"] = _reaching(program)
+    return found
+
+
+def _reaching(program: Program) -> dict[int, Any]:
+    """Sets of threads are bits of one number while they are looked for."""
+    n = program.threads.count
+    found = {0: (1 << n) - 1}
+    edges = {edge: _bits(mask) for edge, mask in program.edges.items()}
     todo = [0]
     while todo:
         b = todo.pop()
         for s in program.successors[b]:
-            mask = program.edges.get((b, s))
-            coming = found[b] if mask is None else found[b] & (mask != 0)
+            mask = edges.get((b, s))
+            coming = found[b] if mask is None else found[b] & mask
             old = found.get(s)
             new = coming if old is None else old | coming
-            if old is None or not np.array_equal(old, new):
+            if new != old:
                 found[s] = new
                 todo.append(s)
+    arrays = {bits: _threads(bits, n) for bits in set(found.values())}
+    return {b: arrays[bits] for b, bits in found.items()}
+
+
+def _bits(mask: Lanes) -> int:
+    return int.from_bytes(np.packbits(mask != 0, bitorder="little").tobytes(), "little")
+
+
+def _threads(bits: int, n: int) -> Any:
+    packed = np.frombuffer(bits.to_bytes((n + 7) // 8, "little"), np.uint8)
+    found = np.unpackbits(packed, count=n, bitorder="little").astype(np.bool_)
+    found.flags.writeable = False
     return found
 
 
@@ -229,24 +253,45 @@ def after(
 
     The stopping instruction itself is in the result, `start` only if a loop comes back to it.
     """
-    found: set[int] = set()
     first = graph.blocks[graph.block_of[start]]
+    if stops is None:
+        behind = _behind(graph, first.index)
+        rest = range(start + 1, first.end)
+        return behind if behind.issuperset(rest) else behind.union(rest)
+    found: set[int] = set()
     todo = [(first.index, start + 1)]
     seen: set[int] = set()
     while todo:
-        b, at = todo.pop()
-        block = graph.blocks[b]
-        while at < block.end:
-            found.add(at)
-            if stops is not None and stops(at):
-                break
-            at += 1
-        else:
+        b, begin = todo.pop()
+        end = graph.blocks[b].end
+        stop = next((at for at in range(begin, end) if stops(at)), None)
+        found.update(range(begin, end if stop is None else stop + 1))
+        if stop is None:
             for s in graph.successors[b]:
                 if s not in seen:
                     seen.add(s)
                     todo.append((s, graph.blocks[s].start))
     return frozenset(found)
+
+
+def _behind(graph: ControlFlowGraph[Any], block: int) -> frozenset[int]:
+    """Instructions of the blocks that some path from the end of one comes to; found once a graph."""
+    known: dict[int | frozenset[int], frozenset[int]] = graph.__dict__.setdefault("_behind", {})
+    if block not in known:
+        seen: set[int] = set()
+        todo = list(graph.successors[block])
+        while todo:
+            b = todo.pop()
+            if b not in seen:
+                seen.add(b)
+                todo.extend(graph.successors[b])
+        blocks = frozenset(seen)
+        if blocks not in known:
+            known[blocks] = frozenset(
+                at for b in seen for at in range(graph.blocks[b].start, graph.blocks[b].end)
+            )
+        known[block] = known[blocks]
+    return known[block]
 
 
 def passes(graph: ControlFlowGraph[Any], start: int, goal: int, through: Callable[[int], bool]) -> bool:
@@ -272,6 +317,18 @@ class _Pools:
 
     into: tuple[object, ...]
     out: tuple[object, ...]
+
+
+def _meetings(
+    program: Program, kinds: frozenset[Kind], reach: Mapping[int, Any], graph: ControlFlowGraph[Any]
+) -> tuple[dict[int, Event], dict[int, _Pools]]:
+    """Meetings of these kinds by instruction index, and their pools; found once a program."""
+    known: dict[frozenset[Kind], Any] = program.__dict__.setdefault("_meetings", {})
+    if kinds not in known:
+        meet = {e.index: e for e in program.all_events(*kinds)}
+        known[kinds] = meet, _pools(program, meet, reach, graph)
+    found: tuple[dict[int, Event], dict[int, _Pools]] = known[kinds]
+    return found
 
 
 def _pools(
