@@ -8,7 +8,9 @@ goes past the screen, into the sandbox alone, as a trick that the screen does no
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -279,3 +281,28 @@ def test_a_whole_run_refuses_them_and_goes_on(
         assert candidate.status in (Status.FAILED, Status.REFUSED), name
         reasons = candidate.reason if candidate.report is None else reasons_of(candidate.report)
         check(head(FOLDER / f"{name}.py")["reasons"], reasons)
+
+
+def test_a_run_goes_on_after_a_compile_that_never_ends(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_MODEL_KEY", CANARY)
+    monkeypatch.setattr(online, "Job", functools.partial(Job, limits=BRIEF, run_seconds=RUN_SECONDS))
+    good = Answer(calls=[("submit", {"base": "row"})])
+    hanging = [
+        Answer(calls=[("submit", {"source": (FOLDER / f"{name}.py").read_text()})])
+        for name in ("loops_for_ever", "endless_kernel")
+    ]
+    times = []
+    with serve(good, *hanging, Answer(calls=[("finish", {})])) as server:
+        profile = Profile(model="test-model", base_url=server.url, api_key_env="TEST_MODEL_KEY", retries=1)
+        result = online.propose(workspace, "rmsnorm", WORKLOAD, Plan(profile, tune_batch=0), workers=1)
+        times = [b - a for a, b in itertools.pairwise(server.times)]
+    assert result.winner == 0 and len(result.candidates) == 3
+    assert result.candidates[1].status is Status.FAILED and result.candidates[1].reason.startswith(
+        "timeout: "
+    )
+    assert result.candidates[2].status is Status.REFUSED and result.candidates[2].report is not None
+    assert "time-limit" in reasons_of(result.candidates[2].report)
+    # From the answer with the hanging candidate to the next question.
+    assert times[1] < BRIEF.seconds + 5 and times[2] < AMPLE.seconds + RUN_SECONDS + 5, times

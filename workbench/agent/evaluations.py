@@ -98,15 +98,17 @@ class Evaluations:
         self._on_event(CandidateStarted(self._open[ticket][0]))
 
     def _finish(self, ticket: int, answer: str | Lost) -> None:
-        proposal, level, future = self._open.pop(ticket)
+        proposal, level, future = self._open[ticket]
         if isinstance(answer, Lost):
             reason = f"{answer.reason}: {answer.detail}"
             candidate = Candidate(proposal=proposal, status=Status.FAILED, reason=reason)
         else:
             candidate = Candidate.model_validate_json(answer)
+        if level is Level.SCREEN:  # before it counts as evaluated: an interruption in between costs nothing
+            self._on_finished(candidate)
         self._store.add(candidate, checked=level is Level.FULL)
         self._known[level][proposal.index] = candidate
         if level is Level.SCREEN:
-            self._on_finished(candidate)
             self._on_event(CandidateFinished(candidate, known=False))
+        del self._open[ticket]  # only now: should anything above fail, the future is told
         future.set_result(candidate)

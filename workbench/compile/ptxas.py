@@ -167,7 +167,7 @@ def assemble(ptx: str, arch: str, flags: Sequence[str], limits: Limits) -> Assem
             raise CompileError("timeout", f"ptxas is not done after {limits.seconds:g} s") from None
         finally:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
         log = raw.decode(errors="replace").replace(f"{folder}/", "")
         if process.returncode != 0:
