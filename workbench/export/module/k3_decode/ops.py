@@ -18,12 +18,11 @@ from .contracts import Shape, infer, storage_shape
 from .device import arch_of
 from .dispatch import Decision, Request, Requirement, decide
 from .explaining import with_machine
-from .table import DamagedPackage, Kernel, Op, Table, table
+from .table import DamagedPackage, Kernel, Op, table
 
 NAMESPACE = "k3_decode"
-usable_without_cuda = False
-"""Tests set it to run kernels through a recorder or a simulator on the CPU, as if on `assumed_arch`."""
-assumed_arch = ""
+pretended_arch: str | None = None
+"""Tests set it, and `runtime.make_program`, to simulate kernels on CPU tensors as if on this arch."""
 metadata_complete = False
 """Set it if slots and lengths are complete before the predecessor of each op starts; see `Executor.run`."""
 
@@ -48,7 +47,7 @@ def plan(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int]) 
     key = (
         op.name,
         tuple(given.values()),
-        usable_without_cuda,
+        pretended_arch,
         *((t.shape, t.dtype, t.device, t.is_contiguous(), t.data_ptr() % 256) for t in tensors.values()),
     )
     known = _plans.get(key)
@@ -92,7 +91,7 @@ def run(name: str, tensors: Mapping[str, torch.Tensor], **given: int) -> dict[st
         raise ValueError(f"{name} needs {', '.join(missing)} too")
     shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in tensors.items()}
     axes = infer(op, shapes, given)
-    device = next(iter(tensors.values())).device
+    device = _device(op, tensors)
     whole = {}
     for b in op.buffers:
         if b.name in tensors:
@@ -102,6 +101,13 @@ def run(name: str, tensors: Mapping[str, torch.Tensor], **given: int) -> dict[st
             whole[b.name] = torch.empty(storage_shape(b, axes), dtype=dtype, device=device)
     getattr(getattr(torch.ops, NAMESPACE), name)(*whole.values(), *(axes[a] for a in op.given))
     return {b.name: whole[b.name] for b in op.buffers if b.mutated}
+
+
+def arch_for(device: torch.device) -> str | None:
+    """Arch of a device; None for the CPU."""
+    if device.type == "cuda":
+        return arch_of(torch.cuda.get_device_capability(device))
+    return pretended_arch
 
 
 def schema(op: Op) -> str:
@@ -125,18 +131,17 @@ def _decide(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int
     for b in op.buffers:
         if tensors[b.name].dtype != getattr(torch, b.torch_dtype):
             raise ValueError(f"{op.name}: {b.name} is {tensors[b.name].dtype}, not torch.{b.torch_dtype}")
-    arch = assumed_arch if usable_without_cuda else None
-    if device.type == "cuda":
-        arch = arch_of(torch.cuda.get_device_capability(device))
+    arch = arch_for(device)
     others = {axis: n for axis, n in axes.items() if axis != "B"}
-    decision = decide(_held(), Request(op.name, arch, axes.get("B", 1), others))
+    decision = decide(table(), Request(op.name, arch, axes.get("B", 1), others))
     if decision.kernel is None:
         return Plan(axes, decision)
-    checks = [_lies_right(decision.kernel, decision.padded, op, tensors)]
-    failed = [c for c in checks if not c.met]
-    if failed:
-        return Plan(axes, Decision(op.name, None, decision.batch, (*decision.requirements, *failed)))
-    return Plan(axes, decision if usable_without_cuda else with_machine(decision))
+    if pretended_arch is not None:
+        return Plan(axes, decision)
+    lies = _lies_right(decision.kernel, decision.padded, op, tensors)
+    if not lies.met:
+        return Plan(axes, Decision(op.name, None, decision.batch, (*decision.requirements, lies)))
+    return Plan(axes, with_machine(decision))
 
 
 def _lies_right(kernel: Kernel, padded: bool, op: Op, tensors: Mapping[str, torch.Tensor]) -> Requirement:
@@ -151,8 +156,12 @@ def _lies_right(kernel: Kernel, padded: bool, op: Op, tensors: Mapping[str, torc
     return Requirement("alignment", True, "all buffers")
 
 
-def _held() -> Table:
-    return table()
+def _device(op: Op, tensors: Mapping[str, torch.Tensor]) -> torch.device:
+    devices = {t.device for t in tensors.values()}
+    if len(devices) > 1:
+        there = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"{op.name}: the tensors are on {there}; one device is wanted")
+    return devices.pop()
 
 
 def _op(name: str) -> Op:
