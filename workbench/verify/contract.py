@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -36,6 +36,10 @@ class ContractBuffer(_Entry):
     settled: bool = False
     """Complete, and used by no other kernel any more, before the predecessor of this launch started: it may
     be used before the wait though the kernel writes it (state of an earlier step, for instance)."""
+    first: Literal["zero", "sentinel", "random"] | int | None = None
+    """What it holds before the first launch: zeros, the word that polls take for "not there yet", numbers, or
+    one 32-bit word throughout. Without it, zeros in flags, sentinels in mailboxes, nothing in outputs and
+    scratch, numbers in all else."""
     leads_to: Role | None = None
     """Role of the memory that pointers or tensor maps stored in the buffer lead to."""
 
@@ -45,6 +49,18 @@ class ContractScalar(_Entry):
 
     param: int = Field(ge=0)
     value: int | float | bool
+    step: int = 0
+    """Added to the value for each further launch: an epoch that the host counts."""
+    offset: int = Field(default=0, ge=0)
+    """Byte offset of the value inside the parameter (a structure)."""
+    bytes: int | None = Field(default=None, ge=1, le=8)
+    """Size of the value; the whole parameter if left out."""
+
+    @model_validator(mode="after")
+    def _inside(self) -> ContractScalar:
+        if self.offset and self.bytes is None:
+            raise ValueError(f"a value at byte {self.offset} of a parameter needs its size in bytes")
+        return self
 
 
 class ContractKernel(_Entry):
@@ -57,10 +73,19 @@ class ContractKernel(_Entry):
     cluster: _Shape = (1, 1, 1)
     pdl: bool = False
     """Launched with programmatic stream serialization."""
+    cooperative: bool = False
+    """Launched cooperatively: the launch fails unless all CTAs are resident at once."""
     smem_bytes: int = Field(default=0, ge=0)
     """Dynamic shared memory, bytes a CTA."""
     buffer: tuple[ContractBuffer, ...] = ()
     scalar: tuple[ContractScalar, ...] = ()
+
+    def following(self) -> ContractKernel | None:
+        """The next launch, if scalars are stepped; None if it is the same."""
+        if not any(s.step for s in self.scalar):
+            return None
+        stepped = tuple(s.model_copy(update={"value": s.value + s.step}) for s in self.scalar)
+        return self.model_copy(update={"scalar": stepped})
 
     @field_validator("block")
     @classmethod
@@ -156,6 +181,9 @@ def load_contract(path: Path) -> Contract:
                 raise ContentError(path, f"buffer {b.name!r} has two roles")
             taken[b.param, b.offset] = b.name
         for s in k.scalar:
-            if any(param == s.param for param, _ in taken):
+            if any(
+                param == s.param and (s.bytes is None or (s.offset < at + 8 and at < s.offset + s.bytes))
+                for param, at in taken
+            ):
                 raise ContentError(path, f"parameter {s.param} is both a buffer and a scalar")
     return contract

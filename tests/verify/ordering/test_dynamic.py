@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +16,11 @@ from workbench.ops.model import Role
 from workbench.simulator import Memory
 from workbench.verify.ordering import AuditTarget, audit_file
 from workbench.verify.ordering.contents import Fill, SimulatedBuffer, place, reset
+from workbench.verify.ordering.dynamic import DynamicLaunch, audit_dynamic
+from workbench.verify.ordering.joining import premises
 from workbench.verify.ordering.polls import polls_memory, sentinels
 from workbench.verify.ordering.schedules import PLAIN, Schedule
+from workbench.verify.report import Verdict
 
 
 def sized(**roles: str) -> str:
@@ -135,3 +140,79 @@ def test_contents(fill: Fill) -> None:
 
         for kind in (np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
             assert np.isfinite(x[:4096].view(kind).astype(np.float64)).all()
+
+
+EPOCH = """
+mul.wide.u32 %rd10, %r1, 4; add.s64 %rd11, %rd2, %rd10;
+setp.ne.u32 %p4, %r3, 0; @%p4 bra READER;
+cvt.rn.f32.u32 %f1, %r1; st.global.f32 [%rd11], %f1;
+bar.sync 0;
+@%p1 st.release.gpu.global.u32 [%rd1], %r9;
+ret;
+READER: @!%p1 bra READY;
+POLL: ld.acquire.gpu.global.u32 %r10, [%rd1]; setp.lt.u32 %p5, %r10, %r9; @%p5 bra POLL;
+READY: bar.sync 0;
+ld.global.f32 %f1, [%rd11]; st.global.f32 [%rd7], %f1;
+"""
+"""CTA 0 hands data to all others behind a flag that holds the epoch, the kernel's last parameter."""
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, ["stale-epoch"]), (1, [])])
+def test_an_epoch_that_the_host_counts(tmp_path: Path, step: int, expected: list[str]) -> None:
+    terms = sized(x="flag", w="scratch").replace("value = 1024", f"value = 1\nstep = {step}")
+    target = audited(tmp_path, EPOCH, terms)
+    assert dynamic(target) == expected
+    assert target.verdict is (Verdict.FAIL if expected else Verdict.PASS)
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"), [("", ["uninitialized-read"]), ('"zero"', []), ('"random"', []), ("7", [])]
+)
+def test_what_a_buffer_holds_before_the_first_launch(tmp_path: Path, first: str, expected: list[str]) -> None:
+    terms = sized(w="scratch")
+    if first:
+        terms = terms.replace('role = "scratch"', f'role = "scratch"\nfirst = {first}')
+    terms = terms.replace('"w"\nbytes = 4096', '"w"\nbytes = 8192')
+    body = "ld.global.f32 %f1, [%rd6]; st.global.f32 [%rd6+4096], %f1;" + STORE
+    assert dynamic(audited(tmp_path, body, terms)) == expected
+
+
+MEET = """
+@!%p1 bra MET;
+atom.add.acq_rel.gpu.global.u32 %r10, [%rd1], 1;
+POLL: ld.acquire.gpu.global.u32 %r11, [%rd1]; setp.lt.u32 %p5, %r11, %r9; @%p5 bra POLL;
+MET: bar.sync 0; mov.f32 %f1, 0f00000000;
+"""
+
+
+@pytest.mark.parametrize("ctas", [8192, 30000])
+def test_a_grid_that_cannot_be_resident_is_decided_without_running_all_of_it(
+    tmp_path: Path, ctas: int
+) -> None:
+    terms = sized(x="flag").replace("[8, 1, 1]", f"[{ctas}, 1, 1]").replace("value = 1024", f"value = {ctas}")
+    terms = terms.replace('"out"\nbytes = 4096', f'"out"\nbytes = {512 * ctas}')
+    start = time.process_time()
+    target = audited(tmp_path, MEET + STORE, terms)
+    assert "not-co-resident" in {f.rule for f in target.findings}
+    assert time.process_time() - start < 30
+
+
+def test_the_assumptions_say_when_the_budget_ended(tmp_path: Path) -> None:
+    (tmp_path / "k.ptx").write_text(ptx(LOAD_X + "bar.sync 0;" + STORE))
+    module = parse((tmp_path / "k.ptx").read_text())
+    buffers = [
+        SimulatedBuffer("x", 4096, Role.ACTIVATION),
+        SimulatedBuffer("w", 4096, Role.WEIGHT),
+        SimulatedBuffer("out", 4096, Role.OUTPUT),
+    ]
+
+    def parameters(addresses: Mapping[str, int]) -> bytes:
+        return b"".join(addresses[n].to_bytes(8, "little") for n in ("x", "w", "out")) + bytes(4)
+
+    launch = DynamicLaunch("k", (8, 1, 1), (128, 1, 1), (1, 1, 1), 0, False, parameters)
+    ran = [audit_dynamic(module, [launch], buffers, budget) for budget in (0.001, 0.02, 5.0)]
+    assert ran[0].skipped is not None
+    assert ran[1].spent and 1 <= len(ran[1].schedules) < len(ran[2].schedules)
+    assert not ran[2].spent and ran[2].skipped is None
+    text = premises(ran[1])[0]
+    assert "budget of work ended" in text and str(ran[1].schedules[-1]) in text

@@ -44,6 +44,8 @@ class Launch:
     """Programmatic stream serialization; None if nobody said."""
     literal: frozenset[int] | None = None
     """Parameters whose bytes other than pointers are the true values; None for all of them."""
+    known: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Of such a parameter the offsets of those bytes, where it is not all of them."""
     grid: tuple[int, int, int] | None = None
     """CTAs; None if nobody said."""
     cluster: tuple[int, int, int] | None = None
@@ -80,7 +82,8 @@ class Launch:
             raw = bytes.fromhex(param.data)[:length]
             data[start : start + len(raw)] = raw
             pointers = {r.offset + k for r in param.relocations for k in range(8)}
-            literal.update(start + k for k in range(len(raw)) if k not in pointers)
+            mine = self.known.get(n, range(len(raw)))
+            literal.update(start + k for k in mine if k < len(raw) and k not in pointers)
         return ParameterBlock(bytes(data), frozenset(literal))
 
     def touched(self, access: Access, layout: Layout) -> frozenset[str]:

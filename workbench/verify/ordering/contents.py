@@ -45,11 +45,16 @@ class SimulatedBuffer:
     align: int = 256
     fill: int | None = None
     """Word that fills it before the first launch, if the contract says."""
+    numbers: bool = False
+    """It holds numbers before the first launch, whatever its role."""
+    sentinel: bool = False
+    """It holds what polls take for "not there yet" before the first launch."""
 
     @property
     def given(self) -> bool:
         """Whether it holds something before the first launch."""
-        return self.role not in (Role.OUTPUT, Role.SCRATCH) or self.fill is not None
+        filled = self.fill is not None or self.numbers or self.sentinel
+        return self.role not in (Role.OUTPUT, Role.SCRATCH) or filled
 
 
 def place(memory: Memory, buffers: tuple[SimulatedBuffer, ...]) -> None:
@@ -117,7 +122,7 @@ def reset(
         mailbox: word that fills mailboxes of which the contract says nothing.
     """
     for n, b in enumerate(buffers):
-        if b.role in (Role.FLAG, Role.MAILBOX):
+        if b.role in (Role.FLAG, Role.MAILBOX) and not b.numbers:
             words = memory.view(b.name)[: b.nbytes // 4 * 4].view(np.uint32)
             memory.view(b.name)[:] = 0
             words[:] = b.fill if b.fill is not None else (mailbox if b.role is Role.MAILBOX else 0)

@@ -68,14 +68,20 @@ def run_contract(
                     return f"the contract does not say how many bytes {b.name!r} has"
                 old = buffers.get(b.name)
                 role = Role.METADATA if b.settled and b.role is Role.ACTIVATION else b.role
-                made = SimulatedBuffer(b.name, b.bytes, role, b.align)
+                word = {"zero": 0}.get(b.first) if isinstance(b.first, str) else b.first
+                made = SimulatedBuffer(
+                    b.name, b.bytes, role, b.align, word, b.first == "random", b.first == "sentinel"
+                )
                 buffers[b.name] = made if old is None else _both(old, made)
             if kernel.params and any(launch.params[n].size != p.size for n, p in enumerate(kernel.params)):
                 return f"the contract's parameters of {name} do not have the kernel's sizes"
+            following = entry.following()
             launches.append(
                 DynamicLaunch(
-                    name, entry.grid, entry.block, entry.cluster, smem, entry.pdl,
-                    _binder(kernel, launch), _capacity(module, entry.block, entry.smem_bytes, cubin, name),
+                    name, entry.grid, entry.block, entry.cluster, smem, entry.pdl, _binder(kernel, launch),
+                    None if entry.cooperative
+                    else _capacity(module, entry.block, entry.smem_bytes, cubin, name),
+                    _binder(kernel, launch_of(following, name)) if following is not None else None,
                 )
             )  # fmt: skip
         return launches, list(buffers.values())
@@ -172,12 +178,12 @@ def joined(audit: KernelAudit, dynamic: DynamicAudit | None) -> KernelAudit:
     fresh = [f for f in mine if (f.rule, f.ptx_line) not in known and (f.rule, f.source) not in known]
     waits = {f.buffer for f in audit.findings if f.rule in _WAITS and f.severity is Severity.ERROR}
     fresh = [f for f in fresh if f.rule not in _WAITS or f.buffer not in waits]
-    failed = any(f.severity is Severity.ERROR for f in fresh)
-    return replace(
-        audit,
-        findings=(*audit.findings, *fresh),
-        verdict=Verdict.FAIL if failed else audit.verdict,
-    )
+    verdict = audit.verdict
+    if any(f.severity is Severity.ERROR for f in fresh):
+        verdict = Verdict.FAIL
+    elif verdict is Verdict.PASS and any(f.rule == "undecided" for f in fresh):
+        verdict = Verdict.UNKNOWN
+    return replace(audit, findings=(*audit.findings, *fresh), verdict=verdict)
 
 
 def premises(dynamic: DynamicAudit | None) -> tuple[str, ...]:
@@ -186,7 +192,10 @@ def premises(dynamic: DynamicAudit | None) -> tuple[str, ...]:
         return ()
     if dynamic.skipped is not None:
         return (f"the kernel was not run in the simulator: {dynamic.skipped}",)
-    notes = [f"run in the simulator on invented data under {len(dynamic.schedules)} schedules"]
+    ran = f"run in the simulator on invented data under {len(dynamic.schedules)} schedules"
+    if dynamic.spent:
+        ran += f", where its budget of work ended: {'; '.join(map(str, dynamic.schedules))}"
+    notes = [ran]
     if dynamic.not_judged:
         shown = ", ".join(dynamic.not_judged[:3])
         notes.append(f"not judged, for it depends on what the inputs hold: {shown}")

@@ -359,10 +359,20 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
         old = found.get(b.param)
         pointers = (*(old.relocations if old else ()), Relocation(offset=b.offset, buffer=b.name))
         found[b.param] = KernelParam(data="00" * size, relocations=pointers)
+    known: dict[int, set[int]] = {}
     for s in contract.scalar:
-        data = _scalar(s.value, places[s.param][1], types[s.param], f"parameter {s.param} of {forms.name!r}")
-        found[s.param] = KernelParam(data=data.hex())
-    literal = frozenset(s.param for s in contract.scalar)
+        whole, what = places[s.param][1], f"parameter {s.param} of {forms.name!r}"
+        size = whole if s.bytes is None else s.bytes
+        if s.offset + size > whole:
+            raise WorkbenchError(f"{what} is {whole} bytes and has no value of {size} at byte {s.offset}")
+        data = _scalar(s.value, size, types[s.param] if size == whole else None, what)
+        before = found.get(s.param, KernelParam(data="00" * whole))
+        raw = bytearray(bytes.fromhex(before.data))
+        raw[s.offset : s.offset + size] = data
+        found[s.param] = KernelParam(data=raw.hex(), relocations=before.relocations)
+        if not s.step:
+            known.setdefault(s.param, set()).update(range(s.offset, s.offset + size))
+    literal = frozenset(known)
     roles = {b.name: b.role for b in contract.buffer}
     beyond = {b.name: f"what {b.name} leads to" for b in contract.buffer if b.leads_to is not None}
     roles |= {beyond[b.name]: b.leads_to for b in contract.buffer if b.leads_to is not None}
@@ -379,6 +389,7 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
         sizes={b.name: b.bytes for b in contract.buffer if b.bytes is not None},
         settled=frozenset(b.name for b in contract.buffer if b.settled),
         beyond=beyond,
+        known={n: frozenset(at) for n, at in known.items()},
     )
 
 
