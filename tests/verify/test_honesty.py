@@ -138,3 +138,48 @@ def test_verify_itself_refuses(tmp_path: Path) -> None:
     artifact = api.compile_kernel(path, workload="small_b1", workspace=Workspace(ROOT))
     report = api.simulate(artifact, level="full", workspace=Workspace(ROOT)).report
     assert report.verdict is Verdict.FAIL and "honesty" in {c.name for c in report.checks}
+
+
+# -- launch after launch -----------------------------------------------------------------------------
+
+COUNTER = '    "scratch": {"count": {"shape": ["B"], "dtype": "i32", "zeroed": True}},\n'
+
+
+def with_counter(before: str, after: str) -> Callable[[str], str]:
+    """The shipped kernel with a counter in scratch; statements before and after the result is stored."""
+
+    def change(source: str) -> str:
+        source = source.replace('    "default"', COUNTER + '    "default"', 1)
+        source = source.replace("out: cute.Tensor, stream", "out: cute.Tensor, count: cute.Tensor, stream")
+        source = source.replace("out: cute.Tensor):", "out: cute.Tensor, count: cute.Tensor):")
+        source = source.replace("self.kernel(x, weight, out)", "self.kernel(x, weight, out, count)")
+        store = "            if row < self.tokens:\n"
+        ends = f"        cute.arch.sync_threads()\n        if thread == 0:\n            {after}\n"
+        return source.replace(store, before + store).replace(
+            "self.store(result, out[row, None], thread)\n",
+            "self.store(result, out[row, None], thread)\n" + ends,
+        )
+
+    return change
+
+
+def test_a_counter_that_goes_on_from_launch_to_launch_is_fine(op: Op) -> None:
+    good = compiled(op, with_counter("", "count[block] = count[block] + 1"))
+    report = api.simulate(good, level="full", workspace=Workspace(ROOT)).report
+    (check,) = (c for c in report.checks if c.name == "honesty/relaunch")
+    assert check.verdict is Verdict.PASS and "find count as left" in check.summary
+    assert report.verdict is Verdict.PASS, [c for c in report.checks if c.verdict is not Verdict.PASS]
+
+
+def test_a_result_that_depends_on_the_counter_is_not(op: Op) -> None:
+    skip = "            if count[block] == 3:\n                result.fill(BFloat16(0.0))\n"
+    bad = compiled(op, with_counter(skip, "count[block] = count[block] + 1"))
+    for level in ("screen", "full"):
+        report = api.simulate(bad, level=level, workspace=Workspace(ROOT)).report
+        failed = [c.name for c in report.checks if c.verdict is Verdict.FAIL]
+        assert failed == (["honesty/relaunch"] if level == "full" else []), failed
+
+
+def test_a_kernel_without_such_scratch_is_not_launched_again(artifact: Artifact) -> None:
+    report = api.simulate(artifact, level="screen", workspace=Workspace(ROOT)).report
+    assert "honesty/relaunch" not in {c.name for c in report.checks}

@@ -8,7 +8,8 @@ poisons the outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -25,7 +26,16 @@ from workbench.ops.trivial import POISONS
 from workbench.verify.numerics import judge
 from workbench.verify.report import Check
 
-__all__ = ["POISONS", "Arena", "Case", "is_zero_at_first", "place_scratch", "reset_scratch"]
+__all__ = [
+    "POISONS",
+    "Arena",
+    "Case",
+    "is_zero_at_first",
+    "place_scratch",
+    "reset_scratch",
+    "same_bits",
+    "swapped_inputs",
+]
 
 
 class Arena(Protocol):
@@ -155,6 +165,38 @@ def reset_scratch(memory: Arena, scratch: Iterable[BoundBuffer], poison: int = P
             memory.view(b.name)[:] = 0
         else:
             memory.poison(b.name, poison)
+
+
+@contextmanager
+def swapped_inputs(case: Case, memory: Arena, pairs: int = 4) -> Iterator[None]:
+    """Exchange a few random pairs of elements in each weight and activation of floating point, for a while.
+
+    Sums, histograms and nearly every sample of the elements stay as they were.
+    """
+    random = np.random.default_rng(case.seed + 0x5EED)
+    done: list[tuple[npt.NDArray[Any], int, int]] = []
+    for b in case.op.inputs:
+        if not b.dtype.is_float or b.role not in (Role.WEIGHT, Role.ACTIVATION):
+            continue
+        elements = memory.view(b.name).view(f"u{max(1, b.dtype.bits // 8)}")
+        for _ in range(pairs):
+            i = int(random.integers(len(elements)))
+            others = (int(j) for j in random.integers(len(elements), size=64))
+            j = next((j for j in others if elements[j] != elements[i]), i)
+            done.append((elements, i, j))
+    for elements, i, j in done:
+        elements[[i, j]] = elements[[j, i]]
+    try:
+        yield
+    finally:
+        for elements, i, j in reversed(done):
+            elements[[i, j]] = elements[[j, i]]
+
+
+def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Whether all tensors of `a` are bitwise equal to those of `b`."""
+    raw = {n: (x.contiguous().view(torch.uint8), b[n].contiguous().view(torch.uint8)) for n, x in a.items()}
+    return all(torch.equal(x, y) for x, y in raw.values())
 
 
 def is_zero_at_first(b: BoundBuffer) -> bool:
