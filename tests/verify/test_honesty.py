@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from workbench import api
 from workbench.artifact import Artifact
-from workbench.compile import CompileRequest, compile_candidate
+from workbench.compile import FENCES, CompileRequest, compile_candidate
+from workbench.compile.request import ErrorKind
 from workbench.ops import load_op
 from workbench.ops.model import Op
 from workbench.templates import parse_template
@@ -183,3 +186,16 @@ def test_a_result_that_depends_on_the_counter_is_not(op: Op) -> None:
 def test_a_kernel_without_such_scratch_is_not_launched_again(artifact: Artifact) -> None:
     report = api.simulate(artifact, level="screen", workspace=Workspace(ROOT)).report
     assert "honesty/relaunch" not in {c.name for c in report.checks}
+
+
+def test_every_rule_and_kind_of_failure_is_documented() -> None:
+    page = (ROOT / "docs" / "honesty.md").read_text()
+    files = ("honesty.py", "differential.py", "runs.py")
+    rules = {
+        r
+        for f in files
+        for r in re.findall(r'rule="([\w-]+)"', (ROOT / "workbench" / "verify" / f).read_text())
+    }
+    assert rules >= {"state-carried", "input-ignored", "hidden-input"}
+    kinds = {*get_args(ErrorKind), "template:", "identical-object", *FENCES}
+    assert not {name for name in rules | kinds if f"`{name}`" not in page}
