@@ -54,7 +54,7 @@ def test_a_long_table_is_cut_and_says_where_the_rest_is(result: RunResult) -> No
 def test_markdown_tables_keep_their_columns(result: RunResult) -> None:
     for line in run_markdown(result).splitlines():
         if line.startswith("| 3 |"):
-            assert line.replace("\\|", "").count("|") == 8
+            assert line.replace("\\|", "").count("|") == 9
             break
     else:
         pytest.fail("candidate 3 is missing")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from workbench.report import conversations
 from workbench.report.findings import Listing, by_severity
 from workbench.report.tables import (
     distance,
@@ -51,6 +52,7 @@ def run_html(workspace: Workspace, result: RunResult) -> str:
             f" candidates in {result.seconds:.1f} s. Times are predicted for {chosen.machine}, not measured;"
             f" the roofline is {microseconds(result.roofline_us)}."
         ),
+        *(_paragraph(line) for line in conversations.summary(result)),
         _figure(plot_progress(result)),
         _figure(plot_roofline(result, workspace)),
         *_winner(result, best),
@@ -113,10 +115,12 @@ def _candidates(result: RunResult) -> str:
                 (c.status.value, c.status.value),
                 (f"{us:.3f}" if us is not None else "", "number"),
                 (times_roofline(us, result.roofline_us), "number"),
+                (conversations.origin(c), ""),
                 (c.reason, ""),
             ]
         )
-    return _table(("#", "template", "knobs", "status", "predicted us", "x roofline", "why"), rows)
+    header = ("#", "template", "knobs", "status", "predicted us", "x roofline", "origin", "why")
+    return _table(header, rows)
 
 
 def _refusals(result: RunResult) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.cost import Prediction
 from workbench.findings import Finding
+from workbench.report import conversations
 from workbench.report.findings import by_severity
 from workbench.report.tables import (
     distance,
@@ -82,6 +83,8 @@ def run_markdown(result: RunResult) -> str:
         f"Times are predicted for {chosen.machine}, not measured."
         f" Roofline: {microseconds(result.roofline_us)}.",
     ]
+    if lines := conversations.summary(result):
+        parts.append("\n".join(f"- {line}" for line in lines))
     if best is None:
         parts.append("No candidate passed every check; nothing was exported.")
     else:
@@ -101,7 +104,7 @@ def run_markdown(result: RunResult) -> str:
 def candidates_table(result: RunResult) -> str:
     """All candidates of a run, best first."""
     return table(
-        ("#", "template", "knobs", "status", "predicted us", "x roofline", "why"),
+        ("#", "template", "knobs", "status", "predicted us", "x roofline", "origin", "why"),
         [
             (
                 c.proposal.index,
@@ -110,6 +113,7 @@ def candidates_table(result: RunResult) -> str:
                 c.status.value,
                 f"{c.predicted_us:.3f}" if c.predicted_us is not None else "",
                 times_roofline(c.predicted_us, result.roofline_us),
+                conversations.origin(c),
                 shorten(c.reason),
             )
             for c in ranked_candidates(result)

@@ -1,4 +1,4 @@
-"""Shows a proposing run while it goes: bars on a terminal, one line a round in a log."""
+"""Shows a proposing run while it goes: bars on a terminal, one line a round or turn in a log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from workbench.agent.events import (
     Event,
     FinalistFinished,
     FinalistStarted,
+    ModelAnswered,
     RoundStarted,
     RunStarted,
     WinnerExported,
 )
 from workbench.agent.run import Candidate, Status
+from workbench.report.conversations import answered
 from workbench.report.tables import microseconds, settings, shorten
 
 
@@ -64,9 +66,12 @@ class RunProgress:
                 self._say(f"run {s.run_id}: {s.op} {s.workload} for {s.arch}, seed {s.seed}")
                 if known:
                     self._say(f"{known} candidates are known from before the interruption")
-                self._all = self._bar.add_task("candidates", total=s.rounds * s.batch, best="")
+                total = s.rounds * s.batch if s.model is None else None
+                self._all = self._bar.add_task("candidates", total=total, best="")
             case RoundStarted(round=number, proposals=proposals):
                 self._say(f"round {number + 1}: {len(proposals)} candidates")
+            case ModelAnswered(chain=chain, turn=turn, reply=reply, spend=spend):
+                self._say(answered(chain, turn, reply, spend))
             case CandidateFinished(candidate=c):
                 self._finished(c)
             case FinalistStarted(candidate=c):

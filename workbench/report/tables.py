@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workbench.report import conversations
 from workbench.report.documents import (
     DoctorDocument,
     ImportedRecordsDocument,
@@ -145,6 +146,8 @@ def print_run(result: RunResult, console: Console, limit: int = 40) -> None:
     """Candidates of a run, best first, and its winner."""
     console.print(candidate_table(result, limit))
     best = result.best()
+    for line in conversations.summary(result):
+        console.print(Text(line), soft_wrap=True)
     kinds = _tally(result.candidates)
     console.print(
         f"{len(result.candidates)} candidates in {result.seconds:.1f} s: {kinds}. Times are predicted for"
@@ -175,6 +178,8 @@ def candidate_table(result: RunResult, limit: int = 40) -> Table:
     ranked = ranked_candidates(result)
     for c in ranked[:limit]:
         candidate = Text(f"{c.proposal.template}: {settings(c.proposal.knobs)}")
+        if came := conversations.origin(c):
+            candidate.append(f"\n{shorten(came)}", style="dim")
         if c.reason:
             candidate.append(f"\n{shorten(c.reason)}", style="red")
         table.add_row(
