@@ -71,8 +71,6 @@ def test_many_decorated_skeletons(test: mm.Litmus) -> None:
 
 LAUNCHES = "happens-before is not followed from one launch to the next"
 MISSED = {
-    "bulk-load-over-generic-write": "a bulk copy over bytes that were written through the generic proxy",
-    "bulk-store-one-group-pending": "a thread that reads where its own bulk store is under way",
     "pdl-barrier-before-wait": LAUNCHES,
     "pdl-chain-broken": LAUNCHES,
     "pdl-load-before-wait": LAUNCHES,
@@ -86,6 +84,9 @@ MISSED = {
     "pdl-write-before-wait": LAUNCHES,
 }
 """Own tests whose race no schedule shows yet, and why."""
+ORDERED = frozenset(("cluster-barrier-relaxed-fence",))
+"""Own tests whose race is none to the simulator: the ISA's text on barrier.cluster fences before a relaxed
+arrival, which its memory model does not mention."""
 
 
 @pytest.mark.parametrize("path", fitting(OWN), ids=lambda path: path.stem)
@@ -95,7 +96,7 @@ def test_own_litmus_tests(path: Path) -> None:
     assert found.false_alarms == ()
     if found.missed and path.stem in MISSED:
         pytest.xfail(MISSED[path.stem])
-    assert not found.missed
+    assert found.missed == (path.stem in ORDERED)
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public litmus tests are not beside the project")
@@ -103,7 +104,7 @@ def test_public_litmus_tests() -> None:
     for path in fitting(PUBLIC):
         found = compare(mm.read(path), FEW)
         assert not found.missed, path
-        assert found.false_alarms == () or path.stem == "Release-acquire-pattern", path
+        assert found.false_alarms == (), path
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_known_differences(test: mm.Litmus, missed: bool, alarm: bool) -> None:
     assert found.ends == ()
 
 
-ALARMS = {
+ORDERINGS = {
     "a relaxed store after a release to the same place is part of the release pattern": (
         "st.weak x, 1; st.release.gpu f, 1; st.relaxed.gpu f, 2",
         "L:; ld.acquire.gpu r0, f; bne r0, 2, L; ld.weak r1, x",
@@ -146,12 +147,10 @@ ALARMS = {
         "ld.weak r0, x; atom.acq_rel.gpu.add r1, x, 1",
     ),
 }
-"""Programs without a race in which the simulator has reported one, by what orders the accesses."""
+"""Programs without a race, by what orders the accesses."""
 
 
-@pytest.mark.parametrize("why", sorted(ALARMS))
-def test_known_false_alarms(why: str) -> None:
-    found = compare(shape(TWO, *ALARMS[why]), FEW)
-    assert (found.ends, found.missed) == ((), False)
-    if found.false_alarms:
-        pytest.xfail(f"the simulator does not follow yet that {why}")
+@pytest.mark.parametrize("why", sorted(ORDERINGS))
+def test_orders_that_are_easily_overlooked(why: str) -> None:
+    found = compare(shape(TWO, *ORDERINGS[why]), FEW)
+    assert (found.ends, found.missed, found.false_alarms) == ((), False, ())

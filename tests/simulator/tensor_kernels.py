@@ -52,6 +52,7 @@ st.shared.u32 [%r6], %r4;
 add.u32 %r5, %r5, 128;
 setp.lt.u32 %p2, %r5, {size};
 @%p2 bra FILL;
+fence.proxy.async.shared::cta;
 bar.sync 0;
 """
 DUMP = """

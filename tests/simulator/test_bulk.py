@@ -176,7 +176,7 @@ def test_source_overwritten_before_it_was_read(missing: str) -> None:
     assert result["out"][0] == 77
 
 
-@pytest.mark.parametrize(("kind", "rules"), [("", []), (".read", ["uninitialized-read"])])
+@pytest.mark.parametrize(("kind", "rules"), [("", []), (".read", ["cp-async-group", "uninitialized-read"])])
 def test_reading_back_needs_the_whole_wait(kind: str, rules: list[str]) -> None:
     body = STORE.replace("WAIT", f"cp.async.bulk.wait_group{kind} 0;\nld.global.u32 %r9, [%d2];")
     assert go(body, {"out": (32, np.uint32)}).rules == rules
@@ -201,7 +201,7 @@ def test_groups_complete_in_order() -> None:
     """
     out = {"out": (9, np.uint32)}
     assert clean(go(body.replace("AT", "0"), out))["out"].tolist() == [5] * 4 + [0] * 4 + [5]
-    assert go(body.replace("AT", "16"), out).rules == ["uninitialized-read"]
+    assert go(body.replace("AT", "16"), out).rules == ["cp-async-group", "uninitialized-read"]
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -487,3 +487,10 @@ def test_reductions_of_many_processes_lose_nothing() -> None:
     buffers = {"out": (32, np.uint32), "y": np.zeros(32, np.uint32)}
     result = clean(go(body, buffers, grid=64, processes=2, chunk_lanes=256))
     np.testing.assert_array_equal(result["y"], 64 * np.arange(32) + 1000 * 63 * 32)
+
+
+@pytest.mark.parametrize(("kind", "rules"), [("", []), (".read", ["cp-async-group"])])
+def test_reading_what_a_bulk_store_overwrites_needs_the_whole_wait(kind: str, rules: list[str]) -> None:
+    """What was there before has been written too."""
+    body = STORE.replace("WAIT", f"cp.async.bulk.wait_group{kind} 0;\nld.global.u32 %r9, [%d2];")
+    assert go(body, {"out": np.zeros(32, np.uint32)}).rules == rules

@@ -183,10 +183,10 @@ def test_pending_count_and_drop() -> None:
     mbarrier.arrive_drop.shared::cta.b64 %d2, [%r2];
     mbarrier.pending_count.b64 %r5, %d2;
     st.global.u32 [%out+4], %r5;
+    mbarrier.test_wait.shared::cta.b64 %p3, [%r2], %d2;
     mbarrier.arrive.shared::cta.b64 %d3, [%r2];
     mbarrier.pending_count.b64 %r5, %d3;
     st.global.u32 [%out+8], %r5;
-    mbarrier.test_wait.shared::cta.b64 %p3, [%r2], %d2;
     mbarrier.test_wait.shared::cta.b64 %p4, [%r2], %d3;
     selp.u32 %r5, 1, 0, %p3;
     selp.u32 %r6, 2, 0, %p4;
@@ -205,7 +205,8 @@ def test_pending_count_and_drop() -> None:
     assert result["out"].tolist() == [3, 1, 2, 1, 1]
 
 
-def test_many_threads_may_complete_several_phases_at_once() -> None:
+def test_many_threads_complete_several_phases_that_nobody_waits_for() -> None:
+    """They may not: some wait for a phase has to succeed before an arrival in the next."""
     body = (
         start(16)
         + """
@@ -218,7 +219,9 @@ def test_many_threads_may_complete_several_phases_at_once() -> None:
     @!%p1 st.global.u32 [%out+256], %r5;
     """
     )
-    result = clean(go(body, {"out": (65, np.uint32)}))
+    result = go(body, {"out": (65, np.uint32)})
+    assert result.rules == ["mbarrier-phase"]
+    assert "no wait saw" in result.outcome.findings[0].message
     np.testing.assert_array_equal(result["out"][:64], 16 - np.arange(64) % 16)
     assert result["out"][64] == 1
 
@@ -261,7 +264,23 @@ def test_a_stale_token() -> None:
     """
     )
     result = go(body, {"out": (1, np.uint32)})
-    assert result.rules == ["mbarrier-phase"]
+    assert any("token of a phase" in f.message for f in result.outcome.findings)
+
+
+@pytest.mark.parametrize(("count", "rules"), [(32, []), (31, ["mbarrier-phase"])])
+def test_an_arrival_too_many_begins_the_next_phase(count: int, rules: list[str]) -> None:
+    body = (
+        start(count)
+        + """
+    setp.ge.u32 %p4, %r1, 32;
+    @%p4 bra WAIT;
+    mbarrier.arrive.shared::cta.b64 %d2, [%r2];
+    WAIT:
+    mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2], 0;
+    @!%p3 bra WAIT;
+    """
+    )  # fmt: skip
+    assert go(body, {"out": (1, np.uint32)}).rules == rules
 
 
 def test_misaligned_and_out_of_bounds() -> None:

@@ -40,6 +40,7 @@ class _Group:
     buffer: str | None
     count: int
     fix: str = ""
+    severity: Severity = Severity.ERROR
 
 
 class FindingLog:
@@ -66,6 +67,7 @@ class FindingLog:
         count: int = 1,
         other: Instruction | None = None,
         fix: str = "",
+        severity: Severity = Severity.ERROR,
     ) -> None:
         """Add an occurrence; the first one of a group says where."""
         line = item.line if item is not None else 0
@@ -76,7 +78,7 @@ class FindingLog:
             return
         if item is not None:
             self._instructions[line] = item
-        self._groups[key] = _Group(message, thread, address, buffer, count, fix)
+        self._groups[key] = _Group(message, thread, address, buffer, count, fix, severity)
 
     def merge(self, findings: tuple[Finding, ...]) -> None:
         """Add what another process found."""
@@ -85,7 +87,9 @@ class FindingLog:
             if key in self._groups:
                 self._groups[key].count += f.count
             else:
-                self._groups[key] = _Group(f.message, f.thread, f.address, f.buffer, f.count, f.fix)
+                self._groups[key] = _Group(
+                    f.message, f.thread, f.address, f.buffer, f.count, f.fix, f.severity
+                )
                 self._sources[f.ptx_line or 0] = f.source
 
     @property
@@ -105,7 +109,7 @@ class FindingLog:
             out.append(
                 Finding(
                     rule=rule,
-                    severity=Severity.ERROR,
+                    severity=g.severity,
                     message=g.message,
                     fix=g.fix or FIXES.get(rule, ""),
                     kernel=self.kernel,

@@ -43,6 +43,8 @@ class Mbarriers:
         self.tx = np.zeros(0, np.int64)
         self.phase = np.zeros(0, np.int64)
         """Completed phases."""
+        self.unseen = np.zeros(0, bool)
+        """The last phase is complete, and no wait for it has succeeded yet."""
         self._polled: list[Array] = []
         self._last: tuple[Array, Array, Array] | None = None
         """For each thread its last unsuccessful poll: slot, phase it waits for, index of the instruction."""
@@ -90,6 +92,7 @@ class Mbarriers:
         self.offsets.extend(int(u) * 8 for u in units)
         more = len(units) * self.banks
         self.live = np.concatenate([self.live, np.zeros(more, bool)])
+        self.unseen = np.concatenate([self.unseen, np.zeros(more, bool)])
         for name in ("expected", "pending", "tx", "phase"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, np.int64)]))
 
@@ -108,17 +111,19 @@ class Mbarriers:
         """Set up barriers; return which of `slots` were live already."""
         again = self.live[slots]
         self.live[slots] = True
+        self.unseen[slots] = False
         self.expected[slots] = self.pending[slots] = count
         self.tx[slots] = self.phase[slots] = 0
         self.chunk.progress += 1
         return again
 
-    def arrive(self, slots: Array, count: Array, tx: Array | None, drop: bool) -> tuple[Array, Array]:
+    def arrive(self, slots: Array, count: Array, tx: Array | None, drop: bool) -> tuple[Array, Array, Array]:
         """Let lanes arrive one after the other; all arrays (lanes,), no slot is -1.
 
         Returns:
-            The token of each lane (phase and pending count before it arrived), and which lanes arrive where
-            no arrival is due.
+            The token of each lane (phase and pending count before it arrived), which lanes arrive where no
+            arrival is due, and which begin a phase though nobody has seen the end of the one before (ISA:
+            some wait for each phase must succeed before an arrival in the next).
         """
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
@@ -129,7 +134,7 @@ class Mbarriers:
         heads = ordered[starts]
         total = np.add.reduceat(count[order], starts)
         token = np.empty(len(slots), np.int64)
-        over = np.zeros(len(slots), bool)
+        over, hasty = np.zeros(len(slots), bool), self.unseen[slots]
         if (total <= self.pending[heads]).all():
             before = np.cumsum(count[order]) - count[order]
             before -= before[starts][segment]
@@ -140,12 +145,13 @@ class Mbarriers:
                 self.expected[heads] -= total
             self.pending[heads] -= total
             self._complete(heads)
-            return token, over
+            return token, over, hasty
         rank = np.arange(len(slots)) - starts[segment]
         for r in range(int(rank.max()) + 1):
             lanes = order[rank == r]
             at, n = slots[lanes], count[lanes]
             token[lanes] = self.phase[at] << 20 | self.pending[at]
+            hasty[lanes] = self.unseen[at]
             if tx is not None:
                 self.tx[at] += tx[lanes]
             bad = n > self.pending[at]
@@ -155,7 +161,7 @@ class Mbarriers:
                 self.expected[at[good]] -= n[good]
             self.pending[at[good]] -= n[good]
             self._complete(at)
-        return token, over
+        return token, over, hasty
 
     def add_tx(self, slots: Array, amount: Array) -> None:
         """expect_tx (positive) or complete_tx (negative); (lanes,), no slot is -1."""
@@ -167,6 +173,7 @@ class Mbarriers:
         done = slots[(self.pending[slots] == 0) & (self.tx[slots] == 0)]
         if len(done):
             self.phase[done] += 1
+            self.unseen[done] = True
             self.pending[done] = self.expected[done]
             if self.chunk.order is not None:
                 self.chunk.order.mbarrier_complete(done)
@@ -191,7 +198,7 @@ class Mbarriers:
             self.add_tx(slots, -operation.transaction[chosen][known])
         if operation.arrivals:
             count = np.full(len(slots), operation.arrivals, np.int64)
-            _, over = self.arrive(slots, count, None, False)
+            _, over, _ = self.arrive(slots, count, None, False)
             if over.any():
                 ck = self.chunk
                 text = f"an asynchronous arrival too many at {self.name(int(slots[over][0]))}"
@@ -299,7 +306,7 @@ def arrive(
         names = m.name(int(lanes[0]))
         if ck.order is not None:
             ck.order.mbarrier_arrive(site.instruction, slots, co)
-        token, over = m.arrive(lanes, flat(count), None if tx is None else flat(tx), drop)
+        token, over, hasty = m.arrive(lanes, flat(count), None if tx is None else flat(tx), drop)
         tokens[known] = token
         bad = np.zeros(co.lanes, bool)
         if over.any():
@@ -307,6 +314,13 @@ def arrive(
             text = f"an arrival too many: {names}" if len(lanes) == 1 else (
                 f"more arrivals than are pending at {m.name(int(lanes[over][0]))}"
             )  # fmt: skip
+            ck.report(RULE, site.instruction, text, co, bad.reshape(co.shape))
+        elif hasty.any():
+            bad[known] = hasty
+            text = (
+                f"arrives in the next phase of {m.name(int(lanes[hasty][0]))} though no wait saw the end "
+                "of the one before: there are more arrivals than the count says, or nobody waits"
+            )
             ck.report(RULE, site.instruction, text, co, bad.reshape(co.shape))
         if incomplete and (m.phase[lanes] != before).any():
             bad[known] = m.phase[lanes] != before
@@ -345,6 +359,9 @@ def test(
 
 def _passed(site: Site, slots: Array, done: Array, co: Cohort, ck: Chunk) -> Array:
     """Have threads whose wait succeeds be ordered after those that arrived."""
+    known = done & (slots >= 0)
+    if known.any():
+        ck.mbarriers.unseen[np.broadcast_to(slots, known.shape)[known]] = False
     if ck.order is not None:
         ck.order.mbarrier_wait(site.instruction, slots, done & (slots >= 0), co)
     return done

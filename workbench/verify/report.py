@@ -72,4 +72,6 @@ class Report(BaseModel):
 
 def verdict_of(findings: tuple[Finding, ...] | list[Finding]) -> Verdict:
     """Fail if any finding is an error."""
-    return Verdict.FAIL if any(f.severity is Severity.ERROR for f in findings) else Verdict.PASS
+    if any(f.severity is Severity.ERROR for f in findings):
+        return Verdict.FAIL
+    return Verdict.UNKNOWN if any(f.rule == "undecided" for f in findings) else Verdict.PASS

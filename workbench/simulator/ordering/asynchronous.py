@@ -47,6 +47,10 @@ class Asynchronous:
         """Compare an access with earlier ones; see `ChunkOrder`."""
         raise NotImplementedError
 
+    def _give_up(self) -> None:
+        """Compare nothing from now on, and say so; see `ChunkOrder`."""
+        raise NotImplementedError
+
     def _phases(self) -> tuple[Objects, Objects]:
         """Return what the current and the last phase of each mbarrier hand over; see `ChunkOrder`."""
         raise NotImplementedError
@@ -92,14 +96,14 @@ class Asynchronous:
                 for t in np.unique(threads).tolist():
                     agents[threads == t] = self.agent(("write" if write else "read", t))
         except TooFineError:
-            self.off = True
+            self._give_up()
             return
         kind = Kind(item, write, scope, agent=what, space=space)
         r = Spans(kind, self.clocks, (rows, threads), (home, agents), granules, *interval)
         r.note = operation.slots
         operation.records.append(r)
         layer = 0
-        if not write and self.clocks.base > 1:
+        if self.clocks.base > 1 and item.opcode != "st":  # st.async writes through the generic proxy
             layer = 1 if space == "shared" else 2
         self._access(region, r, None, layer=layer)
 
@@ -204,7 +208,7 @@ class Asynchronous:
         try:
             agents = np.array([self.agent((key, t)) for t in threads.tolist()], np.int64)
         except TooFineError:
-            self.off = True
+            self._give_up()
             return []
         per = 16 // self.shared.unit
         parts = [(at.ravel()[:, None] * per + np.arange(per)).ravel() for at in index]
@@ -298,7 +302,7 @@ class Asynchronous:
                     self.clocks.know[: self.clocks.base, rows, c, a] = now
             self.clocks.world.time.tick()
         except TooFineError:
-            self.off = True
+            self._give_up()
 
     # -- cp.async ----------------------------------------------------------------------------------
 

@@ -84,8 +84,12 @@ def fence_scope(item: Instruction) -> int:
     return 0
 
 
-def layout_of(kernel: Kernel, asynchronous: bool) -> Layout:
-    """Return the layers for a kernel; `asynchronous` if it reads through the async proxy."""
+def layout_of(kernel: Kernel) -> Layout:
+    """Return the layers for a kernel."""
+    asynchronous = any(
+        i.opcode in ("wgmma", "tcgen05") or (i.opcode == "cp" and "bulk" in i.modifiers)
+        for i in kernel.instructions
+    )
     scopes = {fence_scope(i) for i in kernel.instructions} - {0}
     strong = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
     flags = any(

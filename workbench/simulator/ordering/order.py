@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench.findings import Severity
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
 from workbench.simulator.ordering.asynchronous import Asynchronous
@@ -267,7 +268,7 @@ class ChunkOrder(Asynchronous):
             else:
                 self.launch.flags.read(kind, spaces, at, co, self.clocks)
         except TooFineError:
-            self.off = True
+            self._give_up()
 
     def atomic(
         self, site: Site, space: str, at: Array, wrote: Array, wanted: bool, co: Cohort, rows: Array | None
@@ -316,7 +317,15 @@ class ChunkOrder(Asynchronous):
                 ):
                     flags.exchange(kind, (s, a), t, r, clocks, w)
         except TooFineError:
-            self.off = True
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.off = True
+        self.chunk.launch.log.add(
+            "undecided", None, "the threads act in more different ways than happens-before can follow: later "
+            "accesses of these CTAs were not compared",
+            fix="look at a smaller grid or block", severity=Severity.INFO,
+        )  # fmt: skip
 
     def _report(self, clash: Clash, region: Region) -> None:
         if _in_part(clash):
@@ -330,7 +339,8 @@ class ChunkOrder(Asynchronous):
         verdict = judge(clash, region)
         n = clash.later
         if bool((clash.earlier.stamp(clash.others[:1]) == FOREVER).all()) and not n.kind.write:
-            if verdict.rule == "race" and self.chunk.options.check_memory and not n.kind.agent:
+            unwritten = region.name is None and self.chunk.options.check_memory
+            if verdict.rule == "race" and unwritten and not n.kind.agent:
                 return  # what is under way counts as unwritten, and a finding about that follows
             self.early = True
         rows, threads = n.by if isinstance(n, Spans) else n.lanes()
@@ -358,7 +368,7 @@ class ChunkOrder(Asynchronous):
                 sc=item.opcode == "membar" or "sc" in m,
             )  # fmt: skip
         except TooFineError:
-            self.off = True
+            self._give_up()
 
     def proxy_fence(self, co: Cohort, layers: tuple[int, ...]) -> None:
         """fence.proxy.async of shared memory (1), global memory (2)."""
@@ -367,7 +377,7 @@ class ChunkOrder(Asynchronous):
         try:
             self.clocks.proxy_fence(co, layers)
         except TooFineError:
-            self.off = True
+            self._give_up()
 
     def warp_barrier(self, co: Cohort, mask: Array | None) -> None:
         """bar.warp.sync."""
@@ -379,7 +389,7 @@ class ChunkOrder(Asynchronous):
         try:
             self.clocks.warp_barrier(co, members)
         except TooFineError:
-            self.off = True
+            self._give_up()
 
     def arrive(self, co: Cohort, number: int) -> None:
         """Threads arrive at a named barrier of their CTA."""
@@ -390,7 +400,7 @@ class ChunkOrder(Asynchronous):
         try:
             rows, classes = self.clocks.groups(co)
         except TooFineError:
-            self.off = True
+            self._give_up()
             return
         vector = self.clocks.release(rows, classes)
         self._barriers.put(rows * BARRIERS + number, rows, rows, classes, vector)
@@ -404,7 +414,7 @@ class ChunkOrder(Asynchronous):
                 rows, classes = self.clocks.groups(co)
                 self._barriers.take(rows * BARRIERS + number, rows, rows, classes)
         except TooFineError:
-            self.off = True
+            self._give_up()
             return
         self._barriers.clear(np.flatnonzero(complete) * BARRIERS + number)
         self._settle(free)
@@ -427,7 +437,7 @@ class ChunkOrder(Asynchronous):
         try:
             rows, classes = self.clocks.groups(co)
         except TooFineError:
-            self.off = True
+            self._give_up()
             return
         targets = rows // size
         if relaxed:
@@ -467,7 +477,7 @@ class ChunkOrder(Asynchronous):
                     if clock:
                         self.note(r, c, RELAXED_CLUSTER, clock)
         except TooFineError:
-            self.off = True
+            self._give_up()
             return
         self._settle(free)
 
@@ -504,7 +514,7 @@ class ChunkOrder(Asynchronous):
         try:
             rows, classes, targets = self.clocks.groups_by_target(co, slots)
         except TooFineError:
-            self.off = True
+            self._give_up()
             return
         if not len(rows):
             return
@@ -562,7 +572,7 @@ class ChunkOrder(Asynchronous):
         try:
             rows, classes, targets = self.clocks.groups_by_target(co, where)
         except TooFineError:
-            self.off = True
+            self._give_up()
             return
         if not len(rows):
             return
@@ -618,6 +628,4 @@ def order_of(chunk: Chunk, state: LaunchState) -> ChunkOrder | None:
         return None
     if state.order is None:
         state.order = LaunchOrder()
-    from workbench.simulator.proxies import needed
-
-    return ChunkOrder(chunk, state.order, layout_of(state.program.kernel, needed(state.program.kernel)))
+    return ChunkOrder(chunk, state.order, layout_of(state.program.kernel))

@@ -38,8 +38,8 @@ def judge(clash: Clash, region: Region) -> Verdict:
     if clash.unfenced:
         return Verdict(
             "proxy-fence-missing",
-            "the writer is ordered before, but no fence.proxy.async lies on that path: the asynchronous read "
-            "may see what was there before",
+            "the writer is ordered before, but no fence.proxy.async lies on that path: the asynchronous "
+            + ("write may be overtaken by it" if n.kind.write else "read may see what was there before"),
             "let each writing thread execute fence.proxy.async after its stores and before the barrier",
         )
     if n.kind.readonly or e.kind.readonly:
@@ -107,6 +107,12 @@ def _asynchronous(clash: Clash, region: Region) -> Verdict | None:
             )
             fix = "wait for the group (count the groups that may remain), then synchronise the threads"
             return Verdict("cp-async-group", why, fix)
+    if e.kind.agent == "copy" and e.kind.write and e.note is None and not _group_waited(e, clash):
+        return Verdict(
+            "cp-async-group",
+            "the bulk copy may still be writing there: its thread has not waited for its group",
+            "cp.async.bulk.commit_group and wait_group (not .read) in that thread, then a barrier",
+        )
     if under_way and e.kind.write:
         if _waited(clash):
             return Verdict(
@@ -130,6 +136,17 @@ def _asynchronous(clash: Clash, region: Region) -> Verdict | None:
             "have the readers arrive (or wait_group) and the writer wait before it refills",
         )
     return None
+
+
+def _group_waited(e: Record, clash: Clash) -> bool:
+    """Whether the thread that issued a bulk copy knows that it is complete."""
+    if not isinstance(e, Spans):
+        return False
+    k = clash.others[:1]
+    rows, threads = e.by
+    far, agents = e.lanes()
+    known = e.clocks.knows(rows[k], threads[k], e.clocks.ctas[far[k]], agents[k], e.stamp(k))
+    return bool(known[0])
 
 
 def _thread(r: Record, lane: int) -> tuple[int, int]:

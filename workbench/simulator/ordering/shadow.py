@@ -27,6 +27,8 @@ _MOST_READS = 2048
 _MOST_PENDING = 128
 _MOST_BYTES = 1 << 27
 """Bytes of addresses that the reads of a region may keep."""
+_MOST_PAIRS = 1 << 18
+"""Pairs of an access and an earlier load of the same place that are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Record:
     """One instruction's accesses of several lanes.
 
     Attributes:
+        number: counts accesses in order of execution.
         low: first granule of the interval touched, counted in each bank.
         high: granule after the last.
         stamps: stamp of each lane if they are not those of the lanes' classes.
@@ -67,6 +70,7 @@ class Record:
         "last",
         "low",
         "note",
+        "number",
         "per",
         "place",
         "rectangular",
@@ -86,6 +90,7 @@ class Record:
         self.kind, self.clocks = kind, clocks
         self.ctas, self.threads, self.rectangular, self.shape = co.ctas, co.threads, co.rectangular, co.shape
         self.place: Array | None = place
+        self.number = clocks.world.time.number()
         self.per, self.low, self.high, self.stride = per, low, high, stride
         self.class_of, self.last = clocks.class_of, clocks.last
         self.time = clocks.world.time.now
@@ -186,6 +191,7 @@ class Spans(Record):
     ) -> None:  # fmt: skip
         self.kind, self.clocks = kind, clocks
         self.ctas, self.threads = agents
+        self.number = clocks.world.time.number()
         self.rectangular, self.shape = False, (1, len(by[0]))
         self.place, self.per, self.low, self.high, self.stride = None, 1, low, high, 0
         self.class_of, self.last = clocks.class_of, clocks.last
@@ -427,28 +433,33 @@ class Region:
         return Clash(clash.later, clash.earlier, clash.lanes[bad], clash.others[bad], clash.granules[bad])
 
     def _unobserved(self, r: Record, clash: Clash) -> Clash | None:
-        """Leave out lanes whose thread has itself read, by a strong load, what the strong store wrote.
+        """Leave out lanes that are ordered after a strong load of what the strong store wrote.
 
         Causality holds from the store to what follows such a load, acquiring or not (PTX ISA 8.9.5).
         """
-        if not r.kind.write:
-            return clash
         rows, threads = r.lanes()
-        ctas = r.clocks.ctas[rows[clash.lanes]]
-        mine = list(zip(clash.granules.tolist(), ctas.tolist(), threads[clash.lanes].tolist(), strict=True))
-        wanted = set(mine)
-        seen: set[tuple[int, int, int]] = set()
+        bad = np.ones(len(clash.lanes), bool)
         for e in self.reads:
-            if e.kind.scope and e.low < r.high and r.low < e.high:
-                at, lanes = e.granules()
-                far, others = e.lanes()
-                places = zip(
-                    at.tolist(), e.clocks.ctas[far[lanes]].tolist(), others[lanes].tolist(), strict=True
-                )
-                seen |= wanted.intersection(places)
-        bad = np.array([m not in seen for m in mine], bool)
-        if not bad.any():
-            return None
+            if not e.kind.scope or e.number < clash.earlier.number or e.low >= r.high or r.low >= e.high:
+                continue
+            at, lanes = e.granules()
+            order = np.argsort(at, kind="stable")
+            at, lanes = at[order], lanes[order]
+            left = np.flatnonzero(bad)
+            first = np.searchsorted(at, clash.granules[left], side="left")
+            count = np.searchsorted(at, clash.granules[left], side="right") - first
+            total = int(count.sum())
+            if not total or total > _MOST_PAIRS:
+                continue
+            mine = np.repeat(left, count)
+            which = np.arange(total) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+            who = clash.lanes[mine]
+            far, others = e.lanes()
+            far, others, stamps = far[lanes[which]], others[lanes[which]], e.stamp(lanes[which])
+            seen = r.clocks.knows(rows[who], threads[who], e.clocks.ctas[far], others, stamps)
+            bad[mine[seen]] = False
+            if not bad.any():
+                return None
         return Clash(r, clash.earlier, clash.lanes[bad], clash.others[bad], clash.granules[bad])
 
     def _against_reads(self, r: Record) -> list[Clash]:
