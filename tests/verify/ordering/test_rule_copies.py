@@ -59,3 +59,25 @@ def test_an_mbarrier_may_tell_instead() -> None:
     told = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r8+248];\n"
     poll = "{ .reg .pred q; W: mbarrier.try_wait.parity.shared.b64 q, [%r8+248], 0; @!q bra W; }\n"
     assert decide(COPY + told + poll + READ) == []
+
+
+TO_GLOBAL = "cp.async.bulk.global.shared::cta.bulk_group [%rd5], [%r8], 64;\n"
+BULK = TO_GLOBAL + "cp.async.bulk.commit_group;\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (BULK, "nothing waits"),
+        (BULK + "cp.async.bulk.wait_group 0;\n", ""),
+        (BULK + "cp.async.bulk.wait_group.read 0;\n", ""),
+        (BULK + "cp.async.bulk.wait_group.read 1;\n", "lets its group be pending"),
+        (BULK + BULK + "cp.async.bulk.wait_group.read 1;\n", "lets its group be pending"),
+        (f"$L: {BULK} cp.async.bulk.wait_group.read 1; @%p1 bra $L; cp.async.bulk.wait_group.read 0;\n", ""),
+        (f"$L: {BULK} cp.async.bulk.wait_group.read 1; @%p1 bra $L;\n", "lets its group be pending"),
+        (f"@%p1 bra $S; {BULK} $S: @%p1 bra $E; cp.async.bulk.wait_group.read 0; $E: mov.u32 %r13, 0;\n", ""),
+    ],
+)
+def test_a_bulk_store_is_over_before_its_thread_ends(body: str, part: str) -> None:
+    found = decide(body)
+    assert len(found) == bool(part) and all(part in m for m in found), found

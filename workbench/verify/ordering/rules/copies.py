@@ -15,7 +15,7 @@ from workbench.findings import Finding, Severity
 from workbench.isa.ptx.model import Instruction
 from workbench.isa.values import Value
 from workbench.verify.ordering.first import first_operands
-from workbench.verify.ordering.paths import MEETINGS
+from workbench.verify.ordering.paths import MEETINGS, after
 from workbench.verify.ordering.program import Kind
 from workbench.verify.ordering.rules.regions import (
     SHARED,
@@ -108,6 +108,13 @@ class _Groups:
         step = self.view.step(at)
         number = step.values[0].constant() if step is not None and step.values else None
         return _AGES if number is None else number
+
+    def at_end(self, b: int) -> list[int]:
+        """States at the end of a block."""
+        last = self.view.graph.blocks[b].end - 1
+        state = self.before(last)
+        self.step(last, state)
+        return state
 
     def before(self, at: int) -> list[int]:
         """States before an instruction; all not issued where the first pass does not come."""
@@ -247,8 +254,11 @@ def _others(copy: Region, read: Region) -> bool:
 def _bulk(view: PtxView, stores: list[Step]) -> Iterator[Finding]:
     """Bulk stores: their group committed before the wait, their result published after a full wait."""
     groups = _Groups(view, stores, bulk=True)
-    yield from _uncommitted(view, stores, groups)
+    loose = list(_uncommitted(view, stores, groups))
+    yield from loose
     yield from _published(view, stores, groups)
+    if not loose:
+        yield from _abandoned(view, stores, groups)
 
 
 def _uncommitted(view: PtxView, stores: list[Step], groups: _Groups) -> Iterator[Finding]:
@@ -293,3 +303,54 @@ def _published(view: PtxView, stores: list[Step], groups: _Groups) -> Iterator[F
                 f"{waits[-1].line} waits only until its source has been read",
                 "wait with cp.async.bulk.wait_group (without .read) before the release",
             ).model_copy(update={"count": len(done)})
+
+
+def _abandoned(view: PtxView, stores: list[Step], groups: _Groups) -> Iterator[Finding]:
+    """Threads that end with a store of theirs pending: its source is gone with the CTA's shared memory."""
+    graph = view.graph
+    ends = [b for b, leaves in enumerate(graph.leaves) if leaves and not _traps(view, b)]
+    states = [groups.at_end(b) for b in ends]
+    waits = [s for s in view.steps("cp") if _is_wait(s.instruction, True)]
+    left: list[tuple[Step, Step | None]] = []
+    for n, s in enumerate(stores):
+        if not SHARED & set(s.instruction.modifiers):
+            continue
+        behind = after(graph, s.index)
+        mine = [w for w in waits if w.index in behind]
+        at_ends = [x for x in (state[n] for state in states) if x != _NOT]
+        surely = bool(at_ends) and not any(x & (_FRESH | _MET) for x in at_ends)
+        if not mine or surely or _last_of_loop(view, s, mine):
+            left.append((s, mine[0] if mine else None))
+    for s, wait in left[:1]:
+        said = (
+            f"{wait.instruction.name} in line {wait.instruction.line} lets its group be pending"
+            if wait is not None
+            else "nothing waits for its group"
+        )
+        yield finding(
+            RULE,
+            Severity.ERROR,
+            view,
+            s.index,
+            f"the thread may end while this bulk copy still reads shared memory: {said}, and once the CTA "
+            "has ended its shared memory may hold another CTA's data",
+            "commit the copy and execute cp.async.bulk.wait_group.read 0 in its thread before the end",
+        ).model_copy(update={"count": len(left)})
+
+
+def _traps(view: PtxView, b: int) -> bool:
+    return view.graph.instructions[view.graph.blocks[b].end - 1].opcode == "trap"
+
+
+def _last_of_loop(view: PtxView, store: Step, waits: list[Step]) -> bool:
+    """Whether the store's last group stays pending: nothing commits another, no wait is for all groups."""
+    graph = view.graph
+    b = graph.block_of[store.index]
+    if any((w.values[0].constant() or 0) < 1 for w in waits):
+        return False
+    commits = [
+        at
+        for at, i in enumerate(graph.instructions)
+        if i.opcode == "cp" and "bulk" in i.modifiers and "commit_group" in i.modifiers
+    ]
+    return len(commits) == 1 and graph.block_of[commits[0]] == b and commits[0] > store.index
