@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -392,3 +393,23 @@ def test_compiling_imports_no_dsl_here() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_file_that_was_edited_is_compiled_anew(server: CompileServer) -> None:
+    """The same names twice: what was imported and traced before must not come back."""
+    traced = [server.trace(request(copy(factor=factor)), Limits()).ptx for factor in ("3.0", "5.0", "3.0")]
+    assert traced[0] == traced[2] != traced[1]
+    three, five = ("0f40400000", "0f40A00000")
+    assert three in traced[0] and five not in traced[0] and five in traced[1] and three not in traced[1]
+    first, second = (compiled(copy(factor=factor), server) for factor in ("3.0", "5.0"))
+    assert first.template == second.template and first.key != second.key and first.cubin != second.cubin
+
+
+def test_a_compile_and_an_assembly_beyond_the_limit_end_within_it(server: CompileServer) -> None:
+    many = "for i in cutlass.range_constexpr(1000000): y[tid] = x[0, tid] + y[(tid + i) % 64]"
+    source = copy(head="import cutlass\n").replace("y[tid] = x[0, tid] * 1.0", many)
+    start = time.monotonic()
+    with pytest.raises(CompileError) as caught:
+        server.trace(request(source), Limits(seconds=2))
+    assert caught.value.kind == "timeout" and time.monotonic() - start < 2 + 5
+    assert server.trace(request(copy()), Limits()).ptx

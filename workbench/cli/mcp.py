@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shell import ArchOption, DebugOption, OpOption, SeedOption, Shell, WorkloadOption
+from workbench.cli.shell import (
+    ArchOption,
+    DebugOption,
+    OpOption,
+    SeedOption,
+    Shell,
+    UnsafeCompileOption,
+    WorkloadOption,
+)
 from workbench.errors import WorkbenchError
 
 
@@ -27,6 +35,7 @@ def command(
     max_seconds: Annotated[
         float | None, typer.Option("--max-seconds", min=1.0, help="Wall time in which they may be.")
     ] = None,
+    unsafe_compile: UnsafeCompileOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Serve tools for one op over MCP, on standard input and output.
