@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.export.module_winners import REPOSITORY_OPS, SimulatedProgram, compiled, imported, put, tensors_of
+from tests.export.conftest import TUNED
+from tests.export.module_winners import REPOSITORY_OPS, SimulatedProgram, put, tensors_of
 from workbench.artifact import Artifact
 from workbench.errors import ContentError, UnknownNameError, WorkbenchError
 from workbench.export.module import write, write_module
@@ -25,41 +25,7 @@ from workbench.export.module.k3_decode.dispatch import Request, decide
 from workbench.export.module.k3_decode.table import DamagedPackage, Kernel, Table, read
 from workbench.workspace import Workspace
 
-TUNED = (1, 8, 16, 32)
 OPS = sorted(p.stem for p in (Path(__file__).parents[2] / "verifiers").glob("*.py"))
-
-
-@pytest.fixture(scope="module")
-def artifacts() -> list[Artifact]:
-    """rmsnorm tuned at 1, 8, 16 and 32 rows for sm_103a; at one row for sm_100a; the MoE block, small."""
-    norms = [compiled("rmsnorm", f"tp8_b{b}", B=b, N=7168) for b in TUNED]
-    foreign = compiled("rmsnorm", "tp8_b64", arch="sm_100a", B=64, N=7168)
-    return [*norms, foreign, compiled("moe", "small_b3")]
-
-
-@pytest.fixture(scope="module")
-def project(artifacts: list[Artifact], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("module")
-    write_module(put(Workspace(root / "space"), *artifacts), root / "project")
-    return root / "project"
-
-
-@pytest.fixture(scope="module")
-def package(project: Path) -> ModuleType:
-    return imported(project)
-
-
-@pytest.fixture
-def simulated(
-    package: ModuleType, artifacts: list[Artifact], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[type[SimulatedProgram]]:
-    SimulatedProgram.knows(*artifacts)
-    SimulatedProgram.calls.clear()
-    monkeypatch.setattr(package.runtime, "make_program", SimulatedProgram)
-    monkeypatch.setattr(package.ops, "pretended_arch", "sm_103a")
-    package.reset()
-    yield SimulatedProgram
-    package.runtime.forget()
 
 
 def norm(batch: int, width: int = 7168) -> dict[str, torch.Tensor]:
@@ -72,10 +38,8 @@ def norm(batch: int, width: int = 7168) -> dict[str, torch.Tensor]:
 # What is written
 
 
-def test_the_same_winners_give_the_same_bytes(
-    artifacts: list[Artifact], project: Path, tmp_path: Path
-) -> None:
-    write_module(put(Workspace(tmp_path / "other"), *artifacts), tmp_path / "again")
+def test_the_same_winners_give_the_same_bytes(winners: list[Artifact], project: Path, tmp_path: Path) -> None:
+    write_module(put(Workspace(tmp_path / "other"), *winners), tmp_path / "again")
     for path in sorted(p for p in project.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
         assert (tmp_path / "again" / path.relative_to(project)).read_bytes() == path.read_bytes(), path
 
@@ -92,8 +56,8 @@ def test_nothing_written_names_this_machine_or_imports_the_workbench(project: Pa
             )
 
 
-def test_a_folder_with_other_files_is_left_alone(artifacts: list[Artifact], tmp_path: Path) -> None:
-    workspace = put(Workspace(tmp_path / "space"), artifacts[0])
+def test_a_folder_with_other_files_is_left_alone(winners: list[Artifact], tmp_path: Path) -> None:
+    workspace = put(Workspace(tmp_path / "space"), winners[0])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(WorkbenchError, match=r"holds notes\.txt"):
@@ -104,19 +68,19 @@ def test_a_folder_with_other_files_is_left_alone(artifacts: list[Artifact], tmp_
         write_module(workspace, tmp_path / "file")
 
 
-def test_an_earlier_export_is_replaced_whole(artifacts: list[Artifact], tmp_path: Path) -> None:
-    workspace, out = put(Workspace(tmp_path / "space"), *artifacts[:2]), tmp_path / "out"
+def test_an_earlier_export_is_replaced_whole(winners: list[Artifact], tmp_path: Path) -> None:
+    workspace, out = put(Workspace(tmp_path / "space"), *winners[:2]), tmp_path / "out"
     write_module(workspace, out)
     shutil.rmtree(workspace.generated)
-    write_module(put(workspace, artifacts[0]), out)
+    write_module(put(workspace, winners[0]), out)
     assert len(list((out / "k3_decode" / "kernels").rglob("*.cubin"))) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "space"]
 
 
 def test_a_full_disk_leaves_the_earlier_export(
-    artifacts: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    winners: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace, out = put(Workspace(tmp_path / "space"), artifacts[0]), tmp_path / "out"
+    workspace, out = put(Workspace(tmp_path / "space"), winners[0]), tmp_path / "out"
     write_module(workspace, out)
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
 
@@ -135,16 +99,16 @@ def test_no_winner_is_said(tmp_path: Path) -> None:
         write_module(put(Workspace(tmp_path / "space")), tmp_path / "out")
 
 
-def test_a_damaged_winner_is_named(artifacts: list[Artifact], tmp_path: Path) -> None:
-    workspace = put(Workspace(tmp_path / "space"), artifacts[0])
+def test_a_damaged_winner_is_named(winners: list[Artifact], tmp_path: Path) -> None:
+    workspace = put(Workspace(tmp_path / "space"), winners[0])
     cubin = next(workspace.generated.rglob("kernel.cubin"))
     cubin.write_bytes(cubin.read_bytes()[:-1] + b"x")
     with pytest.raises(ContentError, match=r"kernel\.cubin"):
         write_module(workspace, tmp_path / "out")
 
 
-def test_a_winner_of_another_contract_is_refused(artifacts: list[Artifact], tmp_path: Path) -> None:
-    workspace = put(Workspace(tmp_path / "space"), artifacts[0])
+def test_a_winner_of_another_contract_is_refused(winners: list[Artifact], tmp_path: Path) -> None:
+    workspace = put(Workspace(tmp_path / "space"), winners[0])
     (workspace.root / "verifiers").unlink()
     (workspace.root / "verifiers").mkdir()
     text = (Path(__file__).parents[2] / "verifiers" / "rmsnorm.py").read_text()
@@ -199,7 +163,7 @@ def run_self_check(project: Path) -> subprocess.CompletedProcess[str]:
 def test_the_self_check_prints_the_table_and_every_op(project: Path) -> None:
     done = run_self_check(project)
     assert done.returncode == 0, done.stderr
-    assert "6 kernels" in done.stdout and done.stdout.count("intact") == 6
+    assert "8 kernels" in done.stdout and done.stdout.count("intact") == 8
     for op in OPS:
         assert f"\n{op}, batch 1: " in done.stdout
 
@@ -211,7 +175,7 @@ def test_one_flipped_byte_is_named_and_that_kernel_alone_is_out(project: Path, t
     data[len(data) // 2] ^= 1
     cubin.write_bytes(data)
     done = run_self_check(tmp_path / "copy")
-    assert done.returncode == 1 and done.stdout.count("intact") == 5
+    assert done.returncode == 1 and done.stdout.count("intact") == 7
     assert f"{cubin.name} differs from what was exported" in done.stdout
 
 
@@ -271,9 +235,9 @@ def test_the_first_requirement_that_fails_is_named(package: ModuleType) -> None:
     assert ask("kda", arch="sm_103a").reason == "op: no kernel of kda was verified yet"
     assert ask("rmsnorm", parallelism="tp4").reason.startswith("parallelism: rmsnorm has no shape 'tp4'")
     told = ask("rmsnorm", parallelism="latent", arch="sm_103a")
-    assert told.reason == "parallelism: latent is wanted, verified are tp8/tp16"
+    assert told.reason == "parallelism: latent is wanted, verified are latent_b3, tp8/tp16"
     assert ask("rmsnorm", axes={"N": 3584}, arch="sm_103a").reason == (
-        "shape: N=3584 is wanted, verified are N=7168"
+        "shape: N=3584 is wanted, verified are N=128, N=7168"
     )
     told = ask("rmsnorm", dtypes={"x": "float32"}, arch="sm_103a")
     assert told.reason == "dtypes: x=float32 is wanted, verified are x=bfloat16"
@@ -420,7 +384,7 @@ def test_a_gap_is_counted_and_explained(package: ModuleType, simulated: type[Sim
     package.ops.run("rmsnorm", norm(1, 256))
     assert package.counts().fallbacks == {
         ("rmsnorm", "batch: 33 rows are more than the largest verified batch, 32"): 3,
-        ("rmsnorm", "shape: N=256 is wanted, verified are N=7168"): 1,
+        ("rmsnorm", "shape: N=256 is wanted, verified are N=128, N=7168"): 1,
     }
     assert not simulated.calls
 
@@ -524,11 +488,9 @@ class RecordingDriver:
 PDL = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
 
 
-def test_every_launch_of_a_kernel_is_what_was_verified(
-    package: ModuleType, artifacts: list[Artifact]
-) -> None:
+def test_every_launch_of_a_kernel_is_what_was_verified(package: ModuleType, winners: list[Artifact]) -> None:
     driver = RecordingDriver()
-    artifact = artifacts[-1]
+    artifact = winners[-1]
     kernel: Kernel = next(k for k in package.table().kernels if k.op == "moe")
     program = launch.Program(kernel.load(), kernel.launches, driver)
     addresses = {b.name: 0x7000_0000_0000 + 4096 * i for i, b in enumerate(artifact.buffers)}
