@@ -2,12 +2,14 @@
 
 A block without a kernel of its own is put into the frame, the first block. Its last comments are claims:
 `PTX has`, `PTX lacks`, `audit` (the rule that must find an error), `simulator` (the same of a run), `refused`
-(words of the compiler's message). A block without the last three must pass the audit and run without a finding.
+(words of the compiler's message). A block without the last three must pass the audit and run without finding.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from workbench.agent.model import Profile
 from workbench.artifact import Artifact, BoundBuffer
 from workbench.compile import CompileError, CompileRequest, CompileServer, compile_candidate
 from workbench.findings import Finding, Severity
@@ -126,3 +129,42 @@ def test_every_rule_that_is_named_has_a_page() -> None:
 def test_every_link_leads_somewhere() -> None:
     headings = {h.lower().replace(" ", "-") for h in re.findall(r"^## (.+)$", PAGE, re.MULTILINE)}
     assert set(re.findall(r"\]\(#([a-z-]+)\)", PAGE)) == headings
+
+
+# -- the page on agents ------------------------------------------------------------------------------
+
+AGENTS = (DOCS / "agents.md").read_text()
+
+
+def test_the_profile_and_the_configuration_on_the_page_can_be_used() -> None:
+    (profile,) = re.findall(r"^```toml\n(.*?)^```$", AGENTS, re.MULTILINE | re.DOTALL)
+    assert Profile.model_validate(tomllib.loads(profile)).price is not None
+    assert all(name in profile for name in Profile.model_fields)
+    (configuration,) = re.findall(r"^```json\n(.*?)^```$", AGENTS, re.MULTILINE | re.DOTALL)
+    given = json.loads(configuration)["mcpServers"]["workbench"]["args"]
+    assert {x for x in given if x.startswith("--")} <= options("mcp")
+
+
+@pytest.mark.parametrize("page", ["agents.md", "commands.md"])
+def test_the_pages_name_the_options_that_there_are(page: str) -> None:
+    text = (DOCS / page).read_text()
+    if page == "commands.md":
+        text = text[text.index("## Options of `propose`") : text.index("## What `audit` takes")]
+        assert options("propose") - {"--help", "--op", "--workload", *COMMON} <= named(text)
+    assert named(text) <= options("propose") | options("mcp")
+
+
+COMMON = ("--json", "--quiet", "-q", "--debug")
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z-]*", text))
+
+
+def options(command: str) -> set[str]:
+    from typer.main import get_command
+
+    from workbench.cli.app import app
+
+    (found,) = [c for n, c in get_command(app).commands.items() if n == command]  # type: ignore[attr-defined]
+    return {x for p in found.params for x in p.opts} | {"--help"}
