@@ -1,10 +1,10 @@
 """SentryWard beside our audit, on the pairs of wrong and right kernels of `tests/verify/ordering`.
 
-`python benchmarks/sentryward.py --tool PATH` runs both on every PTX pair whose contract launches one kernel and
-prints a table a rule; `--pairs` prints each kernel too, `--json FILE` keeps the rows. The tool is SentryWard's
-command line, installed by whoever wants the comparison (`pip install sentryward` in an environment of its own);
-nothing here depends on it. It is given what our audit is given: the PTX, the launch and the scalars. It targets
-sm_100a, so that `.target` is changed to that in its copy.
+`python benchmarks/sentryward.py --tool PATH` runs both on every PTX pair whose contract launches one kernel
+and prints a table a rule; `--pairs` prints each kernel too, `--json FILE` keeps the rows. The tool is
+SentryWard's command line, installed by whoever wants the comparison (`pip install sentryward` in an
+environment of its own); nothing here depends on it. It is given what our audit is given: the PTX, the launch
+and the scalars. It targets sm_100a, so that `.target` is changed to that in its copy.
 """
 
 from __future__ import annotations

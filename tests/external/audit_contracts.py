@@ -1,4 +1,4 @@
-"""Contracts of the corpus's kernels: what each argument is for, by the package's sources; launches by its MLIR.
+"""Contracts of the corpus's kernels: what each argument is for, by its sources; launches by its MLIR.
 
 `write_contract(name)` binds made-up addresses to the arguments of a module, interprets its host function and
 writes `contract.toml` beside its PTX: grid, block, cluster, PDL and the buffers that the parameters point to.
@@ -39,8 +39,8 @@ OUTPUT, SCRATCH, FLAG, MAILBOX, METADATA = (
 KEPT = Use("state", settled=True)
 """State that only this kernel of the layer uses: its last use was a decode step or several kernels ago."""
 EARLY_OUTPUT = Use("output", settled=True)
-"""An output whose readers were done before the predecessor started: the kernel writes it as soon as its polled
-input is there."""
+"""An output whose readers were done before the predecessor started: the kernel writes it as soon as its
+polled input is there."""
 ARMED = Use("mailbox", settled=True)
 """Slots that their reader made ready again a layer ago or earlier: they are written without looking."""
 HINTS = Use("scratch", settled=True)
@@ -136,8 +136,8 @@ USES: dict[str, tuple[Use | None, ...]] = {
 
 NAMES: dict[str, str] = {
     "ClusterAttnRes": "delta prefix blocks norm query out_norm output - - aux",
-    "KdaSplit": "x weights bias conv_state raw_gate beta a_log dt_bias slots state output gate norm - - - f_b "
-    "accepted",
+    "KdaSplit": "x weights bias conv_state raw_gate beta a_log dt_bias slots state output gate norm - - - "
+    "f_b accepted",
     "MlaQuery": "qkv w_qa w_kva w_qb w_uk cache slots q_scale k_scale - output mailbox mailbox_mc -",
     "MlaValue": "latent w_uv gate lengths output",
     "DcpValue": "rows rows_lse lens box lbox peers lpeers mailbox w_uv gate totals output - -",
@@ -154,7 +154,8 @@ NAMES: dict[str, str] = {
     "MoeTail": "latent shared weight_map gamma gemm2 weights shared_output peers output latent_mc output_mc",
     "WaveMoeTail": "latent shared weight gamma gemm2 weights shared_output peers output latent_mc output_mc "
     "- - - - - - reduced",
-    "MoeFrontTP8": "router bias xmoe epoch scores ids weights down latent latent_out gate_up hg - - - latent_mc",
+    "MoeFrontTP8": "router bias xmoe epoch scores ids weights down latent latent_out gate_up hg - - - "
+    "latent_mc",
     "MoeFrontTP16": "router bias xmoe epoch scores ids weights down latent gate_up hg shared_down output "
     "designated - - - latent_mc",
     "MoeSharedTP8": "xmoe down tables hg output",
@@ -166,9 +167,11 @@ NAMES: dict[str, str] = {
     "accepted counter",
     "KdaTcVerify2": "qkv raw_g raw_beta a_log dt_bias state corr kg out query_start slots conv_state conv_w "
     "accepted counter",
-    "KdaCommit": "state_addrs corr_addrs kg_addrs state_strides corr_strides kg_strides a_log dt_bias sources "
-    "commit_lens destinations boundaries boundary_lens",
+    "KdaCommit": "state_addrs corr_addrs kg_addrs state_strides corr_strides kg_strides a_log dt_bias "
+    "sources commit_lens destinations boundaries boundary_lens",
 }
+FIXED = frozenset(("SplitKGemm",))
+"""Classes whose dynamic extents the contract gives: how often their loops run depends on them."""
 EXTENTS: dict[str, tuple[tuple[int, ...], ...]] = {
     "SplitKGemm": ((7168, 1536, 1, 1536), (8, 1536, 1, 1536), (7168, 8, 1, 7168), (7168, 8, 1, 7168)),
 }
@@ -210,6 +213,10 @@ class _Bound:
     name: str
     use: Use | None
     address: int | None
+
+    def holds(self, value: int) -> bool:
+        """Whether a value is an address in it."""
+        return self.address is not None and 0 <= value - self.address < _STEP // 2
 
 
 def _arguments(name: str, about: dict[str, Any]) -> tuple[list[Sequence[int] | None], list[_Bound]]:
@@ -256,6 +263,7 @@ def launches_of(name: str) -> tuple[tuple[RawLaunch, ...], list[_Bound]]:
 def contract_text(name: str) -> str:
     """The contract of a module as TOML."""
     launches, bound = launches_of(name)
+    fixed = json.loads((corpus.folder() / name / "about.json").read_text())["kernel"] in FIXED
     kernels = re.findall(r"\.entry\s+(\w+)", (corpus.folder() / name / "kernel.ptx").read_text())
     lines = [f"# {name}: roles by the package's sources, launch by its host function."]
     for launch in launches:
@@ -265,17 +273,22 @@ def contract_text(name: str) -> str:
         lines += [f"cluster = {list(launch.cluster)}", f"pdl = {str(launch.pdl).lower()}"]
         lines += [f"smem_bytes = {launch.smem_bytes}"]
         for index, raw in enumerate(launch.params):
+            pointers = set()
             for offset in range(0, len(raw) - 7, 8):
                 value = int.from_bytes(raw[offset : offset + 8], "little")
-                hit = next(
-                    (b for b in bound if b.address is not None and 0 <= value - b.address < _STEP // 2), None
-                )
+                hit = next((b for b in bound if b.holds(value)), None)
                 if hit is None or hit.use is None:
                     continue
+                pointers.add(offset)
                 lines += ["[[kernel.buffer]]", f"param = {index}", f"offset = {offset}"]
                 lines += [f'name = "{hit.name}"', f'role = "{hit.use.role}"']
                 lines += ["settled = true"] * hit.use.settled
                 lines += [f'leads_to = "{hit.use.leads_to}"'] if hit.use.leads_to is not None else []
+            for offset in range(0, len(raw) - 3, 4) if fixed and pointers else ():
+                if offset & ~7 not in pointers:
+                    value = int.from_bytes(raw[offset : offset + 4], "little")
+                    lines += ["[[kernel.scalar]]", f"param = {index}", f"offset = {offset}", "bytes = 4"]
+                    lines += [f"value = {value}"]
     return "\n".join(lines) + "\n"
 
 

@@ -74,7 +74,7 @@ class _Rules:
             elif at_risk:
                 if self._unstated_roles(at_risk):
                     self._undecided(s, "nobody said what the buffer is for: give a contract")
-                elif self._ordered_in_ptx(s, at_risk.keys()):
+                elif not missing and self._ordered_in_ptx(s, at_risk.keys()):
                     continue
                 elif any(r.kind is RootKind.PARAM and r.offset is None for r in s.access.roots):
                     self._undecided(s, "which parameter its address comes from cannot be told")
@@ -248,11 +248,11 @@ class _Rules:
         """
         if not self.sass or s.access.read_only or self.other is None:
             return False
+        names = set(at_risk)
         anything = any(r.kind is RootKind.PARAM and r.offset is None for r in s.access.roots)
-        vague = anything or not s.buffers
+        vague = anything or not s.buffers or not s.buffers <= names  # roots of a register's other uses
         if s.level != MAYBE and not self.other.program.first and not vague:
             return False
-        names = set(at_risk)
         same = [o for o in self.other.sites if o.access.mode is s.access.mode and not o.access.strong]
         if vague and not all(o.buffers for o in same):
             return False
