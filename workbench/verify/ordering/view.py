@@ -11,6 +11,7 @@ import numpy as np
 from workbench.findings import Finding, Severity
 from workbench.isa.flow import ControlFlowGraph
 from workbench.isa.ptx.cfg import build
+from workbench.isa.ptx.first import FirstValues
 from workbench.isa.ptx.model import Instruction, Kernel, Module, Operand
 from workbench.isa.ptx.values import PtxValues
 from workbench.isa.sass.cfg import build as build_sass
@@ -21,6 +22,7 @@ from workbench.verify.ordering.analysis import Analysis
 from workbench.verify.ordering.binding import Launch, Layout
 from workbench.verify.ordering.program import Place
 from workbench.verify.ordering.ptx import ptx_program
+from workbench.verify.ordering.rounds import waits_in_loops, with_first_rounds
 from workbench.verify.ordering.sass import sass_program
 from workbench.verify.ordering.solver import UNREACHED, Levels, solve
 
@@ -60,6 +62,9 @@ class PtxView:
         graph = build(kernel)
         values = PtxValues(module, kernel, graph, threads, launch.parameter_block(layout))
         program = ptx_program(graph, values)
+        if waits_in_loops(program, graph):
+            known = FirstValues(module, kernel, graph, threads, launch.parameter_block(layout))
+            program = with_first_rounds(program, graph, known)
         return PtxView(module, kernel, graph, values, Analysis(program, solve(program), launch, layout))
 
     @property
