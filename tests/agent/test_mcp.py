@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,14 @@ import anyio
 import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
+from small_workspace import make_workspace
 
-ROOT = Path(__file__).parents[2]
 WORKBENCH = str(Path(sys.executable).with_name("workbench"))
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    for folder in ("verifiers", "templates", "docs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in ("generated_kernels", "tuning_db"):
-        (tmp_path / folder).mkdir()
-    return tmp_path
+    return make_workspace(tmp_path / "space", docs=True).root
 
 
 def server(workspace: Path, *options: str) -> StdioServerParameters:

@@ -175,10 +175,10 @@ class DeskServer:
 
     def _allow(self) -> None:
         if self._allowance.candidates is not None and self._submitted >= self._allowance.candidates:
-            raise DeskError(f"all {self._allowance.candidates} candidates of this session are used")
+            raise DeskError(f"all {self._allowance.candidates} candidates that may be submitted are used")
         used = time.monotonic() - self._started
         if self._allowance.seconds is not None and used >= self._allowance.seconds:
-            raise DeskError(f"the {self._allowance.seconds:g} s of this session are used up")
+            raise DeskError(f"the {self._allowance.seconds:g} s in which candidates may be submitted are over")
 
     def _finish(self) -> str:
         """Put the best candidate through every check and say how it fares."""

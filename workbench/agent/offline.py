@@ -89,12 +89,12 @@ def propose(
         )
     settings, described = context.settings, context.machine
     records = RecordStore(workspace.tuning_db / "records.sqlite")
-    with WorkerPool(
-        "workbench.agent.worker",
-        workers or min(8, len(os.sched_getaffinity(0))),
-        SECONDS_A_CANDIDATE,
-        {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    ) as pool:
+    count = workers or min(8, len(os.sched_getaffinity(0)))
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with (
+        context.store.held(),
+        WorkerPool("workbench.agent.worker", count, SECONDS_A_CANDIDATE, environment) as pool,
+    ):
         candidates = _search(context, pool, records)
         searched = time.monotonic()
         outcomes, winner, exported = choose(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,9 +125,10 @@ def propose(
         ),
     )
     live = provider if provider is not None else _client(plan.profile)
-    ledger = _ledger(settings, ())
+    ledger = _ledger(settings, None)
     store = RunStore.create(workspace.runs, settings)
-    return _run(workspace, store, settings, live, ledger, workers, export, on_event)
+    with store.held():
+        return _run(workspace, store, settings, live, ledger, workers, export, on_event)
 
 
 def resume(
@@ -150,8 +150,9 @@ def resume(
     _unchanged(workspace, settings)
     assert settings.model is not None
     live = provider if provider is not None else _client(settings.model.profile)
-    ledger = _ledger(settings, Transcript(store.transcript).exchanges)
-    return _run(workspace, store, settings, live, ledger, workers, export, on_event)
+    with store.held():
+        ledger = _ledger(settings, Transcript(store.transcript))
+        return _run(workspace, store, settings, live, ledger, workers, export, on_event)
 
 
 def replay(
@@ -181,9 +182,10 @@ def replay(
     _unchanged(workspace, settings)
     run_id = f"{settings.run_id}-replay-{os.getpid()}"
     store = RunStore.create(workspace.runs, settings.model_copy(update={"run_id": run_id}))
-    store.transcript.write_bytes(transcript.read_bytes())
-    ledger = _ledger(settings, ())
-    return _run(workspace, store, settings, None, ledger, workers, export, on_event)
+    with store.held():
+        store.transcript.write_bytes(transcript.read_bytes())
+        ledger = _ledger(settings, Transcript(store.transcript), time_too=False)
+        return _run(workspace, store, settings, None, ledger, workers, export, on_event)
 
 
 def _unchanged(workspace: Workspace, settings: RunSettings) -> None:
@@ -214,12 +216,15 @@ def _client(profile: Profile) -> Provider:
     return OpenAIProvider(profile)
 
 
-def _ledger(settings: RunSettings, exchanges: Sequence[object]) -> Ledger:
+def _ledger(settings: RunSettings, earlier: Transcript | None, time_too: bool = True) -> Ledger:
+    """The run's account: what is recorded is charged when it is answered again, what was lost at once."""
     assert settings.model is not None
     profile = settings.model.profile
     price = profile.price or load_prices().get(profile.model)
-    before = max((float(getattr(e, "run_seconds", 0.0)) for e in exchanges), default=0.0)
-    return Ledger(settings.model.limits, price, before)
+    if earlier is None:
+        return Ledger(settings.model.limits, price)
+    before = max((e.run_seconds for e in earlier.exchanges), default=0.0) if time_too else 0.0
+    return Ledger(settings.model.limits, price, before, earlier.lost)
 
 
 def _run(

@@ -1,9 +1,15 @@
-"""An evaluation process: `python -m workbench.agent.worker FD` answers JSON jobs from standard input."""
+"""An evaluation process: `python -m workbench.agent.worker FD` answers JSON jobs from standard input.
+
+It ends with whoever started it, in the middle of a job too: nobody would read the answer.
+"""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
+import threading
 
 from workbench.agent.evaluate import Evaluator, Job
 from workbench.agent.run import Candidate, Status
@@ -12,6 +18,7 @@ from workbench.errors import WorkbenchError
 
 def serve(answers: int) -> None:
     """Answer jobs until standard input ends."""
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     import torch
 
     # One process a core: threads inside a worker would only compete with the other workers.
@@ -28,6 +35,16 @@ def serve(answers: int) -> None:
                 )
             out.write(outcome.model_dump_json() + "\n")
             out.flush()
+
+
+def _end_with_parent() -> None:
+    """Wait until nobody holds the other end of standard input, then end this process with all it started."""
+    other_end = select.poll()
+    other_end.register(0, 0)  # that it hangs up is always told
+    other_end.poll()
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 if __name__ == "__main__":

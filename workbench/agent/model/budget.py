@@ -54,6 +54,10 @@ class Spend(_Data):
     usage: Usage = Usage()
     wasted: Usage = Usage()
     """Tokens of attempts that broke off; they count against the budget."""
+    lost: Usage = Usage()
+    """Prompt tokens, guessed, of calls that an interruption cut off. Nobody knows whether they were charged
+    for: they count against the limits, and are no part of `usage` and `usd`.
+    """
     usd: float | None = None
     """None if the price of the model is not known."""
     seconds: float = 0.0
@@ -66,12 +70,15 @@ class Ledger:
         limits: what may be used.
         price: of the model; None if it is not known, which a limit in USD does not allow.
         seconds_before: wall time of earlier sittings.
+        lost: tokens of calls that interruptions cut off.
 
     Raises:
         WorkbenchError: if money is limited and the price is not known.
     """
 
-    def __init__(self, limits: Limits, price: Price | None, seconds_before: float = 0.0) -> None:
+    def __init__(
+        self, limits: Limits, price: Price | None, seconds_before: float = 0.0, lost: Usage | None = None
+    ) -> None:
         if limits.usd is not None and price is None:
             raise WorkbenchError(
                 "the price of this model is not known, so that money cannot be limited: give [price] in the "
@@ -80,7 +87,7 @@ class Ledger:
         self.limits, self.price = limits, price
         self._started, self._before = time.monotonic(), seconds_before
         self._lock = threading.Lock()
-        self._spend = Spend(usd=None if price is None else 0.0)
+        self._spend = Spend(usd=None if price is None else 0.0, lost=lost or Usage())
         self._in_flight = Usage()
 
     @property
@@ -127,7 +134,7 @@ class Ledger:
         prompt, output = request.estimated_tokens, request.max_output_tokens
         if self.limits.seconds is not None and self.seconds >= self.limits.seconds:
             raise BudgetError("seconds", f"the run's {self.limits.seconds:g} s are used up")
-        used = self._spend.usage.plus(self._spend.wasted).plus(self._in_flight)
+        used = self._spend.usage.plus(self._spend.wasted).plus(self._spend.lost).plus(self._in_flight)
         if self.limits.tokens is not None:
             left = self.limits.tokens - used.total - prompt
             if left < 1:
@@ -167,6 +174,7 @@ class Ledger:
                 calls=old.calls + calls,
                 usage=old.usage.plus(usage),
                 wasted=old.wasted.plus(wasted),
+                lost=old.lost,
                 usd=None if more is None or old.usd is None else old.usd + more,
             )
 

@@ -7,7 +7,7 @@ import time
 from workbench.agent.model.budget import Ledger
 from workbench.agent.model.messages import Reply, Request, Usage
 from workbench.agent.model.provider import ContextOverflowError, ModelError, Provider
-from workbench.agent.model.transcript import Exchange, Transcript
+from workbench.agent.model.transcript import Asked, Exchange, Transcript
 from workbench.errors import WorkbenchError
 
 
@@ -86,6 +86,14 @@ class RecordedProvider:
                 run_seconds=self.ledger.seconds,
             )
 
+        self.transcript.ask(
+            Asked(
+                asked=Usage(prompt=request.estimated_tokens, estimated=True),
+                chain=chain,
+                turn=turn,
+                request_hash=request.hash,
+            )
+        )
         try:
             reply = self._live.complete(request, chain, turn)
         except ModelError as e:

@@ -2,7 +2,8 @@
 
 An exchange holds only the messages that are new since the one before it in the same chain; with the hash of
 the whole request, a replay knows that it asks the same question. Keys are never part of a request, so they
-cannot get in.
+cannot get in. Before each call of a server a line says that it is asked: a call without an exchange was cut
+off by an interruption, and may have been charged for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from workbench.agent.model.messages import Message, Reply, Usage
 from workbench.errors import ContentError
@@ -42,6 +43,18 @@ class Exchange(BaseModel):
     """Wall time of the run so far, all sittings together."""
 
 
+class Asked(BaseModel):
+    """A call that is about to be made."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+    asked: Usage
+    """A guess at the prompt's tokens; of the answer's nothing is known."""
+    chain: int
+    turn: int
+    request_hash: str
+
+
 class Transcript:
     """The exchanges of one run, in the order they ended.
 
@@ -55,7 +68,10 @@ class Transcript:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._exchanges: list[Exchange] = _read(path)
+        lines = _read(path)
+        self._exchanges = [x for x in lines if isinstance(x, Exchange)]
+        self.lost = _lost(lines)
+        """Tokens of calls that were cut off by an interruption, as far as they can be guessed."""
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -78,17 +94,42 @@ class Transcript:
 
     def add(self, exchange: Exchange) -> None:
         """Put an exchange on disk; it is there for good when this returns."""
-        line = exchange.model_dump_json() + "\n"
         with self._lock:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as f:
-                f.write(line)
-                f.flush()
-                os.fsync(f.fileno())
+            self._append(exchange)
             self._exchanges.append(exchange)
 
+    def ask(self, asked: Asked) -> None:
+        """Put on disk that a call is about to be made."""
+        with self._lock:
+            self._append(asked)
 
-def _read(path: Path) -> list[Exchange]:
+    def _append(self, line: BaseModel) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as f:
+            f.write(line.model_dump_json() + "\n")
+            f.flush()
+            os.fsync(f.fileno())
+
+
+_LINE: TypeAdapter[Asked | Exchange] = TypeAdapter(Asked | Exchange)
+
+
+def _lost(lines: Sequence[Asked | Exchange]) -> Usage:
+    """Sum of what was asked and never answered, not even with a failure."""
+    open_calls: dict[tuple[int, int, str], list[Usage]] = {}
+    for x in lines:
+        calls = open_calls.setdefault((x.chain, x.turn, x.request_hash), [])
+        if isinstance(x, Asked):
+            calls.append(x.asked)
+        elif calls:
+            calls.pop()
+    lost = Usage()
+    for usage in (u for calls in open_calls.values() for u in calls):
+        lost = lost.plus(usage)
+    return lost
+
+
+def _read(path: Path) -> list[Asked | Exchange]:
     if not path.is_file():
         return []
     try:
@@ -102,10 +143,10 @@ def _read(path: Path) -> list[Exchange]:
     elif data:
         _cut(path, len(data) - len(lines[-1]))
         lines = lines[:-1]
-    found: list[Exchange] = []
+    found: list[Asked | Exchange] = []
     for n, line in enumerate(lines, 1):
         try:
-            found.append(Exchange.model_validate_json(line))
+            found.append(_LINE.validate_json(line))
         except ValidationError as e:
             raise ContentError(path, "is no exchange of a transcript", n) from e
     return found
