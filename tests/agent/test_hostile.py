@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from model_server import Answer, serve
 
+from workbench import api
 from workbench.agent import online
 from workbench.agent.evaluate import Evaluator, Job
 from workbench.agent.model import Profile
@@ -306,3 +307,16 @@ def test_a_run_goes_on_after_a_compile_that_never_ends(
     assert "time-limit" in reasons_of(result.candidates[2].report)
     # From the answer with the hanging candidate to the next question.
     assert times[1] < BRIEF.seconds + 5 and times[2] < AMPLE.seconds + RUN_SECONDS + 5, times
+
+
+@pytest.mark.parametrize(
+    "name", ["fork_bomb", "encoding_cookie", "operator_bomb", "parentheses_bomb", "knob_bomb"]
+)
+def test_audit_refuses_too(name: str, tmp_path: Path) -> None:
+    source = (FOLDER / f"{name}.py").read_text()
+    path = tmp_path / f"{name}.py"
+    for text in (source, source.replace("TEMPLATE = ", "OTHER = ")):
+        path.write_text(text)
+        with pytest.raises(WorkbenchError) as caught:
+            api.audit(path, workspace=Workspace(ROOT))
+        assert name in str(caught.value) and "\n" not in str(caught.value)

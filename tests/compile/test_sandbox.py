@@ -176,6 +176,7 @@ def test_disk(server: CompileServer) -> None:
         ("import json; json.dumps = lambda *a, **k: '{\"ok\": true, \"ptx\": 3}'", "no result"),
         ("import json; json.dumps = lambda *a, **k: '[' * 100000", "no result"),
         ("import json; json.dumps = lambda *a, **k: '{\"ok\": false, \"kind\": \"arch\"}'", "no result"),
+        ("import json; d = json.dumps; json.dumps = lambda o: d({**o, 'ptx': '\\ud800'})", "no result"),
         ("import json; d = json.dumps; json.dumps = lambda o: d({**o, 'dsl': 'x' * (65 << 20)})", "larger"),
     ],
 )  # fmt: skip
@@ -296,3 +297,9 @@ def test_nothing_is_left_when_the_user_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{p}").exists() for p in (pid, *children))
     assert not list(tmp_path.glob("workbench-compile-*"))
+
+
+def test_messages_are_one_printable_line(server: CompileServer) -> None:
+    error = trace(server, r"raise RuntimeError('a\x1b[2Jb\x07\r\n\u202e\ud800c')")
+    assert error is not None and error.message.isprintable() and str(error).isprintable()
+    error.message.encode()

@@ -371,6 +371,8 @@ def _interpret(header: _Header, body: bytes, nonce: str, limits: Limits) -> Trac
             message = " ".join(failed.message.split())[:1000]
             raise CompileError(failed.kind, message, failed.line, failed.detail[:_LONGEST_DETAIL])
         traced = Traced.model_validate(answer)
+        for text in (traced.ptx, traced.mlir, traced.function, *traced.parameters, *traced.warnings):
+            text.encode()  # JSON can hold halves of characters
     except (ValueError, ValidationError, RecursionError) as e:
         raise CompileError("crash", "the compile process answered with something that is no result",
                            detail=f"{e}\n{log}") from e  # fmt: skip

@@ -168,6 +168,8 @@ def read_plain(path: Path) -> PlainFile:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as e:
         raise ContentError(path, getattr(e, "msg", str(e)), getattr(e, "lineno", None)) from e
+    except (RecursionError, MemoryError) as e:
+        raise ContentError(path, "is nested too deeply to be read") from e
     kernels = tuple(f.name for f in _functions(tree) if _decorated(f, "kernel"))
     hosts = _hosts(tree)
     if not hosts:
@@ -182,7 +184,7 @@ def is_kernel_file(path: Path) -> bool:
     """True if a Python file declares a template or a CuTe DSL kernel, or cannot be read as Python."""
     try:
         tree = ast.parse(path.read_text())
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return True
     return _assigned(tree, "TEMPLATE") is not None or any(_decorated(f, "kernel") for f in _functions(tree))
 
@@ -191,7 +193,7 @@ def declares_template(path: Path) -> bool:
     """True if a Python file assigns TEMPLATE; False also if it cannot be read."""
     try:
         return _assigned(ast.parse(path.read_text()), "TEMPLATE") is not None
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return False
 
 

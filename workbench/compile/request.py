@@ -44,6 +44,8 @@ class CompileError(WorkbenchError):
 
     def __init__(self, kind: ErrorKind, message: str, line: int | None = None, detail: str = "") -> None:
         self.kind: ErrorKind = kind
+        # A stranger may have written it: no control characters, no halves of characters.
+        message = "".join(c if c.isprintable() else " " for c in message)
         self.message, self.line, self.detail = message, line, detail
         place = f" (candidate line {line})" if line is not None else ""
         super().__init__(f"{kind}: {message}{place}")

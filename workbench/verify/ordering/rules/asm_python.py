@@ -52,7 +52,7 @@ def python_blocks(text: str) -> list[Block]:
     """All blocks whose text is known, also through functions of the file that wrap `inline_asm`."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     return list(dict.fromkeys(_Reader(tree).blocks()))
 
