@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import collections
+from pathlib import Path
 from typing import Any
 
 import corpus
 import kernel_modules
 import pytest
+from audit_contracts import write_contract
 from audit_corpus import Row, audited, modules, share, unknown_instructions
 
 from workbench.isa.ptx import parse, print_module
+from workbench.verify.ordering import audit_file
+from workbench.verify.report import Verdict
 
 ARGUED = {("recover_verify_h12_q8", "warning tcgen05-order")}
 """Findings that docs/external.md explains."""
@@ -76,3 +80,19 @@ def test_front_gemms_lose_their_prefetch(audits: tuple[list[Row], float]) -> Non
 def test_kda_keeps_a_part_of_its_prefetch(audits: tuple[list[Row], float], name: str, said: str) -> None:
     (row,) = (r for r in audits[0] if r.name == name)
     assert row.verdict == "pass" and said in row.messages[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["dense_situ_tp8", "skinny_b1", "mla_tp8_b1_2", "splitk_64_8_4_8", "kda_tp8_b1"]
+)
+def test_the_same_kernel_without_its_wait_fails(
+    name: str, index: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """That nothing is wrong with the corpus would say little if nothing could be found."""
+    text = (corpus.folder() / name / "kernel.ptx").read_text()
+    assert "griddepcontrol.wait;" in text
+    path = tmp_path / "kernel.ptx"
+    path.write_text(text.replace("griddepcontrol.wait;", ""))
+    document = audit_file(path, write_contract(name))
+    assert document.verdict is Verdict.FAIL
+    assert "pdl-wait-missing" in {f.rule for t in document.targets for f in t.findings}
