@@ -57,6 +57,9 @@ def test_output_written_before_the_wait(tmp_path: Path, arch: str) -> None:
     assert "written before" in finding.message
 
 
+GROUP = "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+
+
 def test_atomics_and_copies_count_as_accesses(tmp_path: Path) -> None:
     for early, buffer in [
         ("red.global.add.f32 [%rd7], 0f3F800000;", "out"),
@@ -66,8 +69,11 @@ def test_atomics_and_copies_count_as_accesses(tmp_path: Path) -> None:
             "@%p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r8], [%rd5], 16, [%r8];",
             "x",
         ),
-        ("@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd7], [%r8], 64;", "out"),
-        ("@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd7], [%r8], 64;", "out"),
+        (f"@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd7], [%r8], 64; {GROUP}", "out"),
+        (
+            f"@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd7], [%r8], 64; {GROUP}",
+            "out",
+        ),
         ("ld.b32 %r10, [%rd5]; st.shared.b32 [%r8], %r10;", "x"),
     ]:
         target = audit(tmp_path, ptx(early + WAIT + LOAD_X + STORE), contract())

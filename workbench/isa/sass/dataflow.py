@@ -8,7 +8,9 @@ a block of registers whose content is unknown.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
+from workbench.isa.flow import ControlFlowGraph
 from workbench.isa.sass.model import SassAddress, SassConst, SassImm, SassInstruction, SassOperand, SassReg
 
 _NO_RESULT = """
@@ -31,6 +33,8 @@ _NAME = re.compile(r"(U?R)(\d+)\Z")
 
 def span(register: str, count: int) -> list[str]:
     """`count` registers from `register` on; none for RZ."""
+    if count == 1 and register[-1:].isdigit():
+        return [register]
     m = _NAME.match(register)
     if m is None:
         return [] if register in ("RZ", "URZ", "SRZ", "PT", "UPT", "PR") else [register]
@@ -123,6 +127,25 @@ def writes(i: SassInstruction) -> tuple[str, ...]:
 def sources(i: SassInstruction) -> tuple[SassOperand, ...]:
     """The operands that are read."""
     return i.operands[result_operands(i) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an instruction writes and reads, as `writes`, `sources` and `result_operands` tell it."""
+
+    writes: tuple[str, ...]
+    sources: tuple[SassOperand, ...]
+    results: int
+
+
+def shapes(graph: ControlFlowGraph[SassInstruction]) -> tuple[Shape, ...]:
+    """The shape of each instruction of a graph, found once a graph."""
+    found: tuple[Shape, ...] | None = graph.__dict__.get("_shapes")
+    if found is None:
+        counts = [(i, result_operands(i)) for i in graph.instructions]
+        found = tuple(Shape(writes(i) if n or i.opcode == "R2P" else (), i.operands[n:], n) for i, n in counts)
+        graph.__dict__["_shapes"] = found
+    return found
 
 
 def operand_registers(operand: SassOperand) -> list[str]:

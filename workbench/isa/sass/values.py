@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
-from workbench.isa.sass.dataflow import result_operands, sources, span, writes
+from workbench.isa.sass.dataflow import shapes, span
 from workbench.isa.sass.model import (
     SassAddress,
     SassConst,
@@ -75,7 +75,7 @@ class SassValues:
     ) -> None:
         self.graph, self.threads, self.parameters, self.base = graph, threads, parameters, parameter_base
         self._clobbers: dict[int, tuple[str, ...]] = {}
-        self._shapes: dict[int, tuple[tuple[str, ...], tuple[SassOperand, ...], int]] = {}
+        self._shapes = shapes(graph)
         self._entry: list[Registers | None] = [None] * len(graph.blocks)
         if graph.blocks:
             self._solve()
@@ -222,13 +222,11 @@ class SassValues:
             for name in self._callee_writes(at):
                 state[name] = UNKNOWN
             return
-        shape = self._shapes.get(at)
-        if shape is None:
-            shape = self._shapes[at] = (writes(i), sources(i), result_operands(i))
-        names = shape[0]
+        shape = self._shapes[at]
+        names = shape.writes
         if not names:
             return
-        results = {} if i.opcode in _FLOATING else self._results(i, *shape, state)
+        results = {} if i.opcode in _FLOATING else self._results(i, names, shape.sources, shape.results, state)
         guard = None
         if i.predicate is not None:
             guard = self.predicate(i.predicate, i.negated, state)
@@ -263,7 +261,7 @@ class SassValues:
             while todo:
                 b = todo.pop()
                 for n in range(self.graph.blocks[b].start, self.graph.blocks[b].end):
-                    names.update(dict.fromkeys(writes(self.graph.instructions[n])))
+                    names.update(dict.fromkeys(self._shapes[n].writes))
                 for s in self.graph.successors[b]:
                     if s not in seen:
                         seen.add(s)

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from workbench.isa.ptx.dataflow import register_names
 from workbench.isa.ptx.model import Instruction
 from workbench.isa.sass.dataflow import reads as sass_reads
-from workbench.isa.sass.dataflow import writes as sass_writes
+from workbench.isa.sass.dataflow import shapes
 from workbench.isa.sass.model import SassInstruction
 from workbench.isa.values import Value
 from workbench.verify.ordering.memory import Space, Touch, stored, touches
@@ -40,7 +40,7 @@ class Registers:
             self.reads, self.writes = names.reads, names.writes
         else:
             self.reads = tuple(sass_reads(i) for i in view.graph.instructions)
-            self.writes = tuple(sass_writes(i) for i in view.graph.instructions)
+            self.writes = tuple(s.writes for s in shapes(view.graph))
         self.sure = tuple(i.predicate is None for i in instructions)
         """Whether each instruction has no guard."""
         self.position = {b: n for n, b in enumerate(view.graph.reverse_postorder)}

@@ -6,7 +6,7 @@ import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
 from workbench.isa.ptx.cfg import ENDS, is_branch
-from workbench.isa.ptx.dataflow import writes
+from workbench.isa.ptx.dataflow import register_names, writes
 from workbench.isa.ptx.model import (
     Address,
     Imm,
@@ -139,9 +139,9 @@ class _Translator:
     def events(self, at: int, i: Instruction) -> list[Event]:
         """Events of one instruction; the values must stand before it."""
         changes = [
-            Event(Kind.REDEFINE, at, condition=(r.name, True))
-            for r in writes(i)
-            if self.values.kernel.registers.get(r.name) == "pred"
+            Event(Kind.REDEFINE, at, condition=(name, True))
+            for name in register_names(self.graph).writes[at]
+            if self.values.kernel.registers.get(name) == "pred"
         ]
         found = self._kind(i)
         if i.opcode == "mbarrier" or (found is not None and found[0] is Kind.MBARRIER_ARRIVE):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from workbench.isa.flow import ControlFlowGraph
-from workbench.isa.sass.dataflow import span, writes
+from workbench.isa.sass.dataflow import shapes, span
 from workbench.isa.sass.model import (
     SassAddress,
     SassFunction,
@@ -66,9 +66,9 @@ def sass_program(
                 isinstance(o, SassLabel) and o.name in function.labels for o in i.operands
             ):
                 found.append(Event(Kind.CALL, at))
-            changed = (
-                [n for n in writes(i) if n.startswith(("P", "UP"))] if i.opcode != "CALL" else _PREDICATES
-            )
+            changed = _PREDICATES
+            if i.opcode != "CALL":
+                changed = [n for n in shapes(graph)[at].writes if n.startswith(("P", "UP"))]
             found += [Event(Kind.REDEFINE, at, condition=(n, True)) for n in changed]
             if at == block.end - 1:
                 _block_edges(graph, values, state, block.index, edges, leaving, conditions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from workbench.isa.flow import ControlFlowGraph
-from workbench.isa.ptx.dataflow import writes
+from workbench.isa.ptx.dataflow import register_names
 from workbench.isa.ptx.model import Imm, Instruction, Operand, Reg, Symbol
 from workbench.isa.ptx.values import PtxValues
 
@@ -20,10 +20,10 @@ class Sums:
         self._values = values
         self._writers: Counter[str] = Counter()
         self._definition: dict[str, Instruction] = {}
-        for i in graph.instructions:
-            for r in writes(i):
-                self._writers[r.name] += 1
-                self._definition[r.name] = i
+        for i, names in zip(graph.instructions, register_names(graph).writes, strict=True):
+            for name in names:
+                self._writers[name] += 1
+                self._definition[name] = i
 
     def part(self, operand: Operand | None) -> int | None:
         """The known part of a sum that has a variable's address in it; None if it cannot be taken apart."""

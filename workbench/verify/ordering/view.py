@@ -26,6 +26,15 @@ from workbench.verify.ordering.rounds import waits_in_loops, with_first_rounds
 from workbench.verify.ordering.sass import sass_program
 from workbench.verify.ordering.solver import UNREACHED, Levels, solve
 
+_ASKED = frozenset(
+    ("ld", "ldu", "st", "atom", "red", "multimem", "cp", "ldmatrix", "stmatrix", "fence", "membar", "bar")
+) | frozenset(("barrier", "mbarrier", "tcgen05", "wgmma", "griddepcontrol", "elect", "mapa", "tensormap"))
+"""Opcodes that rules ask for."""
+_SASS_ASKED = frozenset(
+    ("LDG", "LD", "LDS", "LDSM", "LDGMC", "LDGSTS", "STG", "ST", "STS", "STSM", "STAS", "ATOM", "ATOMG")
+) | frozenset(
+    ("RED", "ATOMS", "REDG", "REDAS", "UBLKCP", "UTMALDG", "UTMASTG", "MEMBAR", "CCTL", "FENCE", "SYNCS")
+)
 UNDECIDED = "undecided"
 """Rule id of what a rule cannot decide; such a finding makes the verdict unknown."""
 
@@ -81,11 +90,9 @@ class PtxView:
         """Instructions with one of these opcodes (all, if none is given), in program order; no dead code."""
         self._evaluate(frozenset(opcodes))
         wanted = frozenset(opcodes)
-        for b in range(len(self.graph.blocks)):
-            block = self.graph.blocks[b]
-            for at in range(block.start, block.end):
-                if at in self._steps and (not wanted or self.graph.instructions[at].opcode in wanted):
-                    yield self._steps[at]
+        for at in sorted(self._steps):
+            if not wanted or self.graph.instructions[at].opcode in wanted:
+                yield self._steps[at]
 
     def step(self, index: int) -> Step | None:
         """One instruction; None if no path reaches it."""
@@ -97,10 +104,17 @@ class PtxView:
         if "" in done or (opcodes and opcodes <= done):
             return
         wanted = opcodes - done
+        if wanted and not done & _ASKED and wanted & _ASKED:
+            wanted |= _ASKED  # all at once: each walk costs
         for b in self.graph.reverse_postorder:
+            block = self.graph.blocks[b]
+            if wanted and not any(
+                self.graph.instructions[at].opcode in wanted for at in range(block.start, block.end)
+            ):
+                continue
             for at in self.values.walk(b):
                 i = self.graph.instructions[at]
-                if at in self._steps or (opcodes and i.opcode not in wanted):
+                if at in self._steps or (wanted and i.opcode not in wanted):
                     continue
                 guard = None if i.predicate is None else self.values.operand(i.predicate).known
                 if guard is not None and i.negated:
@@ -108,7 +122,7 @@ class PtxView:
                 found = tuple(self.values.operand(o) for o in i.operands)
                 unknown = i.predicate is not None and guard is None
                 self._steps[at] = Step(at, i, guard, unknown, found)
-        done.update(opcodes or {""})
+        done.update(wanted or {""})
 
     @cached_property
     def _evaluated(self) -> set[str]:
@@ -170,6 +184,7 @@ class SassView:
     values: SassValues
     analysis: Analysis
     ptx: PtxView | None = None
+    _steps: dict[int, SassStep] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(
@@ -190,18 +205,32 @@ class SassView:
     def steps(self, *opcodes: str) -> Iterator[SassStep]:
         """Instructions with one of these opcodes, block by block in program order, dead code left out."""
         wanted = frozenset(opcodes)
-        reachable = sorted(self.graph.reverse_postorder)
-        for b in reachable:
+        missing = wanted - self._evaluated
+        if missing:
+            if not self._evaluated & _SASS_ASKED and missing & _SASS_ASKED:
+                missing |= _SASS_ASKED
+            self._evaluate(missing)
+            self._evaluated.update(missing)
+        for at in sorted(self._steps):
+            if self.graph.instructions[at].opcode in wanted:
+                yield self._steps[at]
+
+    def _evaluate(self, opcodes: frozenset[str]) -> None:
+        for b in self.graph.reverse_postorder:
             block = self.graph.blocks[b]
-            if not any(self.graph.instructions[at].opcode in wanted for at in range(block.start, block.end)):
+            if not any(self.graph.instructions[at].opcode in opcodes for at in range(block.start, block.end)):
                 continue
             for at, state in self.values.walk(b):
                 i = self.graph.instructions[at]
-                if i.opcode not in wanted:
+                if i.opcode not in opcodes or at in self._steps:
                     continue
                 guard = None if i.predicate is None else self.values.predicate(i.predicate, i.negated, state)
                 found = tuple(self.values.operand(o, state) for o in i.operands)
-                yield SassStep(at, i, guard, i.predicate is not None and guard is None, found)
+                self._steps[at] = SassStep(at, i, guard, i.predicate is not None and guard is None, found)
+
+    @cached_property
+    def _evaluated(self) -> set[str]:
+        return set()
 
     def place(self, index: int) -> Place:
         """Where an instruction stands."""

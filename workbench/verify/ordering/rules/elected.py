@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workbench.isa.ptx.dataflow import writes
+from workbench.isa.ptx.dataflow import register_names
 from workbench.isa.ptx.model import Instruction, Negated, Operand, Pair, Reg
 from workbench.verify.ordering.program import Program
 from workbench.verify.ordering.rules.participants import Who
@@ -41,10 +41,10 @@ class Predicates:
         self._view = view
         self._writers: Counter[str] = Counter()
         self._definition: dict[str, Instruction] = {}
-        for i in view.graph.instructions:
-            for r in writes(i):
-                self._writers[r.name] += 1
-                self._definition[r.name] = i
+        for i, names in zip(view.graph.instructions, register_names(view.graph).writes, strict=True):
+            for name in names:
+                self._writers[name] += 1
+                self._definition[name] = i
         self._all = np.ones(view.threads.count, np.bool_)
         self._found: dict[str, Partly] = {}
 
