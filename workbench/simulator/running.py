@@ -126,6 +126,8 @@ def run_steps(state: LaunchState, groups: list[Array], together: bool = False) -
         part.divergent += chunk.divergent_branches
         part.waits += chunk.barriers.waits
         part.completed &= not chunk.deadlocked
+        if chunk.order is not None:
+            chunk.order.close()
 
     try:
         if program.spins or together:

@@ -104,6 +104,12 @@ def _program(module: Module, kernel: str, traced: bool, copy: int = 0) -> Progra
     return _programs[key][1]
 
 
+def forget(module: Module) -> None:
+    """Give up the programs of a module, and with them the memory of their last launches."""
+    for key in [k for k, (m, _) in _programs.items() if m is module]:
+        del _programs[key]
+
+
 def bound(module: Module, launch: Launch, addresses: dict[str, int]) -> KernelLaunch:
     """Fill in the parameter block of an artifact's launch."""
     kernel = module.kernel(launch.kernel)
@@ -182,6 +188,9 @@ def simulate_module(
     finally:
         seconds = time.perf_counter() - start
         memory.release(mark)
+        for state in states:
+            if state.order is not None:
+                state.order.close()
     record = tracer.record() if tracer is not None else TraceRecord()
     steps = sum(state.steps for state in states)
     work = sum({id(state.order): state.order_work for state in states}.values())

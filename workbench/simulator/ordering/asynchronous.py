@@ -185,10 +185,11 @@ class Asynchronous:
         rows, threads = np.divmod(operation.lanes, self.chunk.launch.threads)
         classes = self.clocks.class_of[threads]
         senders = np.unique(np.stack([operation.slots, rows, classes]), axis=1)
-        for t, r, c in senders.T.tolist():
-            if t >= 0:
-                clock = self.clocks.peek(r, c)
-                self._side[MESSAGE, t] = self.clocks.world.join(self._side.get((MESSAGE, t)), clock)
+        pairs = senders[:2, senders[0] >= 0]
+        for t, r in np.unique(pairs, axis=1).T.tolist():
+            mine = senders[2, (senders[0] == t) & (senders[1] == r)]
+            clock = self.clocks.peek(r, mine)
+            self._side[MESSAGE, t] = self.clocks.world.join(self._side.get((MESSAGE, t)), clock)
 
     def operands(self, item: Instruction, lanes: Array, key: str, index: Sequence[Array]) -> list[Spans]:
         """Matrix instructions are issued that read 16-byte items of the chunk's shared memory.

@@ -346,13 +346,17 @@ class Clocks:
         if self.layers > 1:
             vector[1:, at, classes] = np.maximum(vector[1:, at, classes], self.fenced[1:, rows, classes])
 
-    def peek(self, row: int, c: int) -> Clock:
-        """Return all that one class would hand over if it released now, without a release."""
-        rows, classes = np.array([row]), np.array([c])
+    def peek(self, row: int, c: int | Array) -> Clock:
+        """Return all that one class, or several of a CTA, would hand over on a release, without one."""
+        classes = np.atleast_1d(c)
+        rows = np.full(len(classes), row)
         vector = self.know[:, rows, classes].copy()
         self._own(vector, rows, classes, self.world.time.now + 1)
-        own = {int(self.ctas[row]): vector[:, 0]}
-        return self.world.join(self.foreign.get((row, c)), own)
+        clock: Clock = {int(self.ctas[row]): vector.max(axis=1)}
+        if self.foreign:
+            for k in classes.tolist():
+                clock = self.world.join(self.foreign.get((row, k)), clock)
+        return clock
 
     def learn(self, rows: Array, classes: Array, vector: Array) -> None:
         """Have classes know what is in `vector` (layers, pairs, classes) of their CTA; pairs are distinct."""

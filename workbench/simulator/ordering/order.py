@@ -74,7 +74,14 @@ class LaunchOrder:
     def __init__(self) -> None:
         self.world = World()
         self.flags = Flags()
+        self.unit = _UNIT
+        """Bytes of a granule of the shared memory of the chunks so far."""
         self._regions: dict[int, Region | None] = {}
+
+    def close(self) -> None:
+        """Forget all accesses: the launch is over."""
+        self._regions.clear()
+        self.flags = Flags()
 
     def touched(self) -> Touched:
         """Return what was written and read of each buffer that kernels may write."""
@@ -107,8 +114,8 @@ class ChunkOrder(Asynchronous):
         space = chunk.space_shared
         self.shared: Region | None = None
         if space.size:
-            width = space.stride // _UNIT
-            self.shared = Region(space.banks * width, _UNIT, None, width)
+            width = space.stride // launch.unit
+            self.shared = Region(space.banks * width, launch.unit, None, width)
         self.off = False
         """The threads differ too much to be followed."""
         self.early = False
@@ -125,6 +132,10 @@ class ChunkOrder(Asynchronous):
         self._side_done: dict[tuple[str, int], dict[int, Array]] = {}
         self._agents: dict[Any, int] = {}
         self._waited: dict[int, set[int]] = {}
+
+    def close(self) -> None:
+        """The chunk is over: nobody else sees its shared memory."""
+        self.shared = None
 
     # -- accesses --------------------------------------------------------------------------------
 
@@ -159,6 +170,7 @@ class ChunkOrder(Asynchronous):
         self.early = False
         if site.size < region.unit:
             region.refine(site.size)
+            self.launch.unit = min(self.launch.unit, site.size)
         unit, stride = region.unit, region.width
         place = i // unit if unit > 1 else i
         if rows is not None:

@@ -27,6 +27,8 @@ _MOST_READS = 2048
 _MOST_PENDING = 128
 _MOST_BYTES = 1 << 27
 """Bytes of addresses that the reads of a region may keep."""
+_SHORT = 256
+"""Pairs of lanes that are not worth shortening."""
 _MOST_PAIRS = 1 << 18
 """Pairs of an access and an earlier load of the same place that are looked at one by one."""
 
@@ -550,6 +552,27 @@ def _key(r: Record) -> tuple[int, int, int, int]:
 
 def compare(r: Record, e: Record, lanes: Array, others: Array, granules: Array, layer: int) -> Clash | None:
     """Return the lanes of `r` that are not ordered after lanes of `e` on the same granules, if any."""
+    which: Array | None = None
+    few, theirs, at = lanes, others, granules
+    if len(lanes) > _SHORT and e.shared is None:
+        # Granules of one access follow each other: what holds of one holds of the others.
+        new = np.ones(len(lanes), bool)
+        new[1:] = (lanes[1:] != lanes[:-1]) | (others[1:] != others[:-1])
+        first = np.flatnonzero(new)
+        if 2 * len(first) <= len(lanes):
+            which = np.cumsum(new) - 1
+            few, theirs, at = lanes[first], others[first], granules[first]
+    bad, unfenced = _unordered(r, e, few, theirs, at, layer)
+    if bad is None:
+        return None
+    keep = np.flatnonzero(bad if which is None else bad[which])
+    return Clash(r, e, lanes[keep], others[keep], granules[keep], unfenced)
+
+
+def _unordered(
+    r: Record, e: Record, lanes: Array, others: Array, granules: Array, layer: int
+) -> tuple[Array | None, bool]:
+    """Which accesses are not ordered, None for none; and whether they are but for the async proxy."""
     rows, threads = r.by if isinstance(r, Spans) else r.lanes()
     rows, threads = rows[lanes], threads[lanes]
     far, them = e.lanes()
@@ -560,10 +583,10 @@ def compare(r: Record, e: Record, lanes: Array, others: Array, granules: Array, 
     else:
         apart = _apart(r, e, rows, far[others], ctas) if r.kind.scope and e.kind.scope else None
         if apart is not None and not apart.any():
-            return None
+            return None, False
         own = (r.clocks.ctas[rows] == ctas) & (threads == them)
         if e.stamps is None and not layer and own.all():
-            return None
+            return None, False
         stamps = e.stamp(others)
         bad = ~r.clocks.knows(rows, threads, ctas, them, stamps)
         if e.shared is not None and bad.any():
@@ -572,14 +595,8 @@ def compare(r: Record, e: Record, lanes: Array, others: Array, granules: Array, 
             bad &= apart
         if layer and not e.kind.agent and not bad.any():
             fenced = r.clocks.knows(rows, threads, ctas, them, stamps, layer)
-            if fenced.all():
-                return None
-            at = np.flatnonzero(~fenced)
-            return Clash(r, e, lanes[at], others[at], granules[at], unfenced=True)
-    if not bad.any():
-        return None
-    at = np.flatnonzero(bad)
-    return Clash(r, e, lanes[at], others[at], granules[at])
+            return (None, False) if fenced.all() else (~fenced, True)
+    return (bad, False) if bad.any() else (None, False)
 
 
 def _both_strong(r: Record, e: Record) -> bool:
