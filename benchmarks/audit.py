@@ -1,6 +1,6 @@
 """What the ordering audit costs: static audits, checks in the simulator, dynamic audits of small contracts.
 
-    python benchmarks/audit.py [--repeat 3] [--part corpus|templates|checks|dynamic]
+    python benchmarks/audit.py [--repeat 3] [--every 1] [--part corpus|templates|checks|dynamic]
 
 - corpus, templates: the static audit of one kernel, PTX and SASS, with and without nvdisasm: median and 95th
   percentile of wall and of CPU time. The corpus is what `make external` compiled; the templates are compiled
@@ -9,7 +9,8 @@
   happens-before too, taken in turns in one process; the best of each.
 - dynamic: `workbench audit` on pairs of `tests/verify/ordering` whose contract is enough to run the kernel.
 
-CPU time says more than wall time on a machine that others use: the load before each part is printed.
+`--every N` takes every Nth kernel of the corpus and every Nth pair. CPU time says more than wall time on a
+machine that others use: the load before each part is printed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def load() -> str:
     return f"load {one:.1f} (1 minute), {five:.1f} (5 minutes), {os.cpu_count()} CPUs"
 
 
-def corpus(repeat: int) -> None:
+def corpus(repeat: int, every: int) -> None:
     """Static audits of the kernels that `make external` compiled, under their contracts if written."""
     folders = sorted((ROOT / ".workbench" / "external").glob("vllm-[0-9]*"))
     names = [p for p in sorted(folders[-1].iterdir()) if (p / "kernel.ptx").is_file()] if folders else []
@@ -79,7 +80,7 @@ def corpus(repeat: int) -> None:
         print("corpus skipped: run `make external` first")
         return
     whole, alone = [], []
-    for at in names:
+    for at in names[::every]:
         contract = at / "contract.toml" if (at / "contract.toml").is_file() else None
         whole.append(timed(lambda a=at, c=contract: audit_file(a / "kernel.ptx", c), repeat))
         data = (at / "kernel.cubin").read_bytes()
@@ -103,7 +104,7 @@ def artifacts() -> Iterator[tuple[str, Artifact, object, object]]:
             yield f"{op.name}/{template.name} {workload.name}", made, op, workload
 
 
-def templates(repeat: int) -> None:
+def templates(repeat: int, _: int) -> None:
     """Static audits of the templates' artifacts."""
     whole, alone = [], []
     for _, artifact, _, _ in artifacts():
@@ -114,7 +115,7 @@ def templates(repeat: int) -> None:
     print(line("templates, without nvdisasm and its text", alone), flush=True)
 
 
-def checks(repeat: int) -> None:
+def checks(repeat: int, _: int) -> None:
     """The simulator with no checks, with those of memory, and with happens-before too, in turns."""
     print("| template | M lane-instr. | no checks: CPU s | memory | and happens-before | ratio | findings |")
     print("|---|---:|---:|---:|---:|---:|---|", flush=True)
@@ -147,13 +148,13 @@ def checks(repeat: int) -> None:
         print(f"\nall checks against none: median {np.median(ratios):.2f}, most {max(ratios):.2f}")
 
 
-def dynamic(repeat: int) -> None:
+def dynamic(repeat: int, every: int) -> None:
     """Whole audits of small contracts: the static rules and the runs under every schedule."""
     sys.path.insert(0, str(ROOT / "tests" / "verify" / "ordering"))
     import pairing
 
     values: dict[str, list[tuple[float, float]]] = {"wrong": [], "right": []}
-    for pair in pairing.pairs():
+    for pair in pairing.pairs()[::every]:
         if pair.contract is None or pair.wrong.suffix != ".ptx" or "bytes" not in pair.contract:
             continue
         for side, source in (("wrong", pair.wrong), ("right", pair.right)):
@@ -172,13 +173,14 @@ PARTS = {"corpus": corpus, "templates": templates, "checks": checks, "dynamic": 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--part", choices=tuple(PARTS), action="append")
     arguments = parser.parse_args()
     for name in arguments.part or PARTS:
         print(f"\n{name}: {load()}\n")
         if name != "checks":
             print(HEAD, flush=True)
-        PARTS[name](arguments.repeat)
+        PARTS[name](arguments.repeat, arguments.every)
 
 
 if __name__ == "__main__":
