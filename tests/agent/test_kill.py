@@ -177,16 +177,16 @@ class Killer:
         self.stages: Counter[str] = Counter()
 
     def moment(self, workspace: Workspace, server: Server, whole: float) -> Callable[[], bool]:
-        """A random moment: some time from now, or a little after the next calls or candidates."""
+        """A random moment: some time from now, or a little after the next call, candidate or full check."""
         events = (
             lambda: 0,
             lambda: len(server.requests),
             lambda: sum(1 for _ in workspace.runs.glob("*/candidates/*.json")),
             lambda: sum(1 for _ in workspace.runs.glob("*/checked/*.json")),
         )
-        kind = self.random.randrange(len(events))
-        wanted = events[kind]() + (self.random.randint(1, 2) if kind in (1, 2) else kind // 3)
-        after = self.random.uniform(0.0, (whole, 0.4, 0.1 * whole, 0.5)[kind])
+        kind = self.random.choice((0, 0, 1, 1, 1, 2, 2, 3))
+        wanted = events[kind]() + (kind > 0)
+        after = self.random.uniform(0.0, (0.5 * whole, 0.4, 0.05 * whole, 0.5)[kind])
         since: list[float] = []
 
         def has_come() -> bool:
