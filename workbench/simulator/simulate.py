@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -105,9 +106,10 @@ def _program(module: Module, kernel: str, traced: bool, copy: int = 0) -> Progra
 
 
 def forget(module: Module) -> None:
-    """Give up the programs of a module, and with them the memory of their last launches."""
+    """Give up the programs of a module, and the memory of their launches, which is in cycles."""
     for key in [k for k, (m, _) in _programs.items() if m is module]:
         del _programs[key]
+    gc.collect()
 
 
 def bound(module: Module, launch: Launch, addresses: dict[str, int]) -> KernelLaunch:

@@ -28,6 +28,7 @@ from workbench.simulator import (
     simulate_module,
 )
 from workbench.simulator.memory import BASE
+from workbench.simulator.simulate import forget
 from workbench.verify.ordering.contents import Fill, SimulatedBuffer, place, reset, write_inputs
 from workbench.verify.ordering.overlap import Watch, strong
 from workbench.verify.ordering.polls import accumulates_floats, first_poll, polls_memory, sentinels
@@ -117,10 +118,11 @@ def audit_dynamic(
             skipped=f"it takes more than {work / 1e6:.0f} million lane-instructions, too many for one audit"
         )
     try:
-        session = _Session(module, launches, tuple(buffers), budget)
-        return session.audit()
+        return _Session(module, launches, tuple(buffers), budget).audit()
     except UnsupportedInstruction as e:
         return DynamicAudit(skipped=str(e))
+    finally:
+        forget(module)
 
 
 def _work(kernel: Kernel, launch: DynamicLaunch) -> float:
@@ -333,8 +335,7 @@ class _Session:
         """Run all schedules that the budget allows."""
         done: list[Schedule] = []
         found: dict[Place, Finding] = {}
-        plain: _Run | None = None
-        spent = False
+        plain, spent = None, False
         try:
             found |= self._few_resident()
             plain = self._choose_fill()
