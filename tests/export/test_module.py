@@ -431,6 +431,76 @@ def test_layout_and_alignment_are_looked_at(package: ModuleType) -> None:
     assert package.ops._lies_right(kernel, False, op, turned).detail == "x is not contiguous"
 
 
+def test_the_package_judges_its_own_kernels(
+    package: ModuleType, simulated: type[SimulatedProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    check = importlib.import_module("k3_decode.check")
+    kernel = next(k for k in package.table().kernels if k.op == "moe_topk")
+    results = list(check.check_kernel(kernel, torch.device("cpu")))
+    generators = REPOSITORY_OPS("moe_topk").generators
+    assert {r.case for r in results} == set(generators) and len(results) == 2 * (len(generators) + 1)
+    assert not [str(r) for r in results if r.problem]
+    assert {r.batch for r in results} == {2, 3}
+
+    class Wrong(SimulatedProgram):
+        def run(self, addresses: Any, stream: int, after_wait: bool = False) -> None:
+            super().run(addresses, stream, after_wait)
+            ctypes.memset(addresses["weights"], 0, 2)
+
+    package.runtime.forget()
+    monkeypatch.setattr(package.runtime, "make_program", Wrong)
+    problems = [r for r in check.check_kernel(kernel, torch.device("cpu")) if r.problem]
+    assert problems and {r.buffer for r in problems} == {"weights"}
+
+
+def test_the_switch_turns_kernels_off(
+    package: ModuleType, simulated: type[SimulatedProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value, off in (("moe", False), ("moe, rmsnorm", True), ("all", True), ("", False)):
+        monkeypatch.setenv("K3_DECODE_DISABLE", value)
+        package.reset()
+        package.ops.run("rmsnorm", norm(8))
+        assert bool(package.counts().fallbacks) == off
+        if off:
+            assert (
+                "K3_DECODE_DISABLE turns the kernels of rmsnorm off"
+                in next(iter(package.counts().fallbacks))[1]
+            )
+
+
+def test_a_module_that_the_driver_refuses_is_a_counted_fallback(
+    package: ModuleType, simulated: type[SimulatedProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refuse(cubin: bytes, launches: Any) -> None:
+        tried.append(1)
+        raise package.ops.LaunchError("cuModuleLoadData failed: CUDA_ERROR_NO_BINARY_FOR_GPU")
+
+    monkeypatch.setattr(package.runtime, "make_program", refuse)
+    package.ops._plans.clear()
+    for _ in range(3):
+        package.ops.run("rmsnorm", norm(16))
+    package.ops._plans.clear()
+    reason = "driver: cuModuleLoadData failed: CUDA_ERROR_NO_BINARY_FOR_GPU"
+    assert package.counts().fallbacks == {("rmsnorm", reason): 3} and not package.counts().kernels
+    assert 1 <= len(tried) <= 3
+
+
+def test_a_cache_of_another_size_is_another_shape(package: ModuleType) -> None:
+    norm_kernel = package.table().kernels[0]
+    axes = {**package.table().ops["kda"].shapes["tp8"], "S": 9}
+    dtypes = {b.name: b.torch_dtype for b in package.table().ops["kda"].buffers}
+    kernel = replace(norm_kernel, op="kda", parallelism=("tp8",), batch=8, axes=axes, dtypes=dtypes)
+    table = Table(package.table().ops, (kernel,))
+    named = Request("kda", kernel.arch, 8, package.table().ops["kda"].shapes["tp8"], parallelism="tp8")
+    assert decide(table, named).kernel is kernel
+    assert decide(table, replace(named, axes=axes)).kernel is kernel
+    assert decide(table, replace(named, axes={**axes, "S": 100})).kernel is None
+
+
 # The launcher, on the driver's own structures
 
 

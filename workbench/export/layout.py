@@ -10,12 +10,17 @@ from pathlib import Path
 from workbench.errors import WorkbenchError
 from workbench.report.documents import InitDocument
 
-_CONTENT = {"verifiers": "*.py", "templates": "*/*.py", "notebooks": "*.ipynb"}
+_CONTENT = {
+    "verifiers": ("*.py",),
+    "templates": ("*/*.py",),
+    "notebooks": ("*.ipynb",),
+    "docs": ("*.md", "rules/*.md"),
+}
 _EMPTY = ("generated_kernels", "tuning_db")
 
 
 def content_root() -> Path:
-    """Folder of verifiers/, templates/ and notebooks/: inside an installed package, or the repository.
+    """Folder of verifiers/, templates/, notebooks/ and docs/: inside an installed package, or the repository.
 
     Raises:
         WorkbenchError: if the installation carries no content.
@@ -63,9 +68,9 @@ def lay_out(folder: Path, content: Path | None = None) -> InitDocument:
 
 def _stage(source: Path, staging: Path) -> list[str]:
     files = []
-    for name, pattern in _CONTENT.items():
+    for name, patterns in _CONTENT.items():
         (staging / name).mkdir()
-        for path in sorted((source / name).glob(pattern)):
+        for path in sorted(p for pattern in patterns for p in (source / name).glob(pattern)):
             relative = path.relative_to(source)
             target = staging / relative
             target.parent.mkdir(parents=True, exist_ok=True)

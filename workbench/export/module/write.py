@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -39,12 +41,13 @@ def write_module(workspace: Workspace, out: Path, pick: Collection[str] = ()) ->
         ContentError: naming a winner or a verifier that cannot travel.
         WorkbenchError: if there is no winner, `out` holds other files, or it cannot be written.
     """
+    shown, out = out, out.resolve()
     _refuse_other_files(out)
     contents = collect(workspace, pick)
     files, version = _files(workspace, contents)
     wheel, nbytes = _replace(out, files)
     return ModuleDocument(
-        folder=str(out),
+        folder=str(shown),
         package=PACKAGE,
         version=version,
         wheel=wheel,
@@ -120,10 +123,11 @@ def _by_reference(contents: Contents) -> tuple[str, ...]:
 
 def _licence() -> bytes:
     """The Apache licence's text, of the repository or of the installed workbench."""
-    for path in (content_root() / "LICENSE", _HERE / "project" / "LICENSE"):
-        if path.is_file():
-            return path.read_bytes()
-    return b"Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
+    path = content_root() / "LICENSE"
+    if path.is_file():
+        return path.read_bytes()
+    text = importlib.metadata.distribution("workbench").read_text("licenses/LICENSE")
+    return (text or "Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n").encode()
 
 
 def _refuse_other_files(out: Path) -> None:
@@ -175,8 +179,6 @@ def _backend(project: Path) -> Any:
     spec = importlib.util.spec_from_file_location("k3_decode_backend", project / "backend.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)

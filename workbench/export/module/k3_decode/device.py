@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 
 from .dispatch import Requirement
 
+SWITCH = "K3_DECODE_DISABLE"
+"""Environment variable that turns kernels off."""
 _ARCHES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
 
@@ -33,6 +36,14 @@ def torch_there() -> Requirement:
     except (ImportError, OSError) as e:
         return Requirement("torch", False, f"cannot be imported: {e}")
     return Requirement("torch", True, torch.__version__)
+
+
+def enabled(op: str) -> Requirement:
+    """Whether kernels of the op are wanted: `K3_DECODE_DISABLE` names ops to run by reference, or `all`."""
+    off = {name.strip() for name in os.environ.get(SWITCH, "").split(",")}
+    if op in off or "all" in off:
+        return Requirement("switch", False, f"{SWITCH} turns the kernels of {op} off")
+    return Requirement("switch", True, f"{SWITCH} turns nothing off here")
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .device import current_arch, launcher, torch_there
+from .device import current_arch, enabled, launcher, torch_there
 from .dispatch import LAYOUT, Decision, Request, Requirement, decide
 from .table import DamagedPackage, Kernel, table
 
@@ -75,9 +75,9 @@ def with_machine(decision: Decision) -> Decision:
     """The decision with this machine's requirements: torch, the launcher, the cubin as it was exported."""
     kernel = decision.kernel
     if kernel is None:
-        missing = (torch_there(), launcher())
+        missing = (enabled(decision.op), torch_there(), launcher())
         return replace(decision, requirements=(*decision.requirements, *(r for r in missing if not r.met)))
-    met = [*decision.requirements, torch_there(), launcher()]
+    met = [*decision.requirements, enabled(decision.op), torch_there(), launcher()]
     try:
         kernel.load()
         met.append(Requirement("cubin", True, kernel.cubin))

@@ -7,6 +7,7 @@ writes outputs and states in place, declared so, and returns nothing. Importing 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 
 from . import counters, reference, runtime
 from .contracts import Shape, infer, storage_shape
-from .device import arch_of
+from .device import SWITCH, arch_of, enabled
 from .dispatch import Decision, Request, Requirement, decide
 from .explaining import with_machine
+from .launch import LaunchError
 from .table import DamagedPackage, Kernel, Op, table
 
 NAMESPACE = "k3_decode"
@@ -44,16 +46,29 @@ def plan(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int]) 
     Raises:
         ValueError: if the tensors do not fit the op's contract.
     """
-    key = (
-        op.name,
-        tuple(given.values()),
-        pretended_arch,
-        *((t.shape, t.dtype, t.device, t.is_contiguous(), t.data_ptr() % 256) for t in tensors.values()),
-    )
+    key = _key(op, tensors, given)
     known = _plans.get(key)
     if known is None:
         known = _plans[key] = _decide(op, tensors, given)
     return known
+
+
+def _key(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int]) -> Any:
+    """All that a plan depends on."""
+    return (
+        op.name,
+        tuple(given.values()),
+        pretended_arch,
+        os.environ.get(SWITCH),
+        *((t.shape, t.dtype, t.device, t.is_contiguous(), t.data_ptr() % 256) for t in tensors.values()),
+    )
+
+
+def _without(planned: Plan, failed: Requirement) -> Plan:
+    """The plan with a requirement that turned out not to hold."""
+    decision = planned.decision
+    requirements = (*decision.requirements, failed)
+    return Plan(planned.axes, Decision(decision.op, None, decision.batch, requirements))
 
 
 def call(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int]) -> None:
@@ -61,10 +76,15 @@ def call(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int]) 
     planned = plan(op, tensors, given)
     kernel = planned.decision.kernel
     if kernel is not None:
-        made = runtime.executor(op, kernel, tensors, planned.decision.batch)
-        made.run(tensors, planned.decision.batch, metadata_complete)
-        counters.ran(op.name, kernel.key)
-        return
+        try:
+            made = runtime.executor(op, kernel, tensors, planned.decision.batch)
+        except LaunchError as e:  # the driver does not take the module: from now on the reference answers
+            planned = _without(planned, Requirement("driver", False, str(e)))
+            _plans[_key(op, tensors, given)] = planned
+        else:
+            made.run(tensors, planned.decision.batch, metadata_complete)
+            counters.ran(op.name, kernel.key)
+            return
     reason = planned.decision.reason
     if runtime.capturing(next(iter(tensors.values())).device):
         raise reference.NotCapturable(
@@ -136,11 +156,14 @@ def _decide(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int
     decision = decide(table(), Request(op.name, arch, axes.get("B", 1), others))
     if decision.kernel is None:
         return Plan(axes, decision)
+    wanted = enabled(op.name)
+    if not wanted.met:
+        return _without(Plan(axes, decision), wanted)
     if pretended_arch is not None:
         return Plan(axes, decision)
     lies = _lies_right(decision.kernel, decision.padded, op, tensors)
     if not lies.met:
-        return Plan(axes, Decision(op.name, None, decision.batch, (*decision.requirements, lies)))
+        return _without(Plan(axes, decision), lies)
     return Plan(axes, with_machine(decision))
 
 
