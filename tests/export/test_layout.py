@@ -18,6 +18,9 @@ def content(tmp_path: Path) -> Path:
         "verifiers/__pycache__/op.pyc": "x",
         "templates/op/fast.py": "TEMPLATE = {}\n",
         "notebooks/01.ipynb": "{}",
+        "docs/cute_dsl.md": "notes",
+        "docs/rules/race.md": "a page",
+        "docs/schemas/op.json": "{}",
     }.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,8 +41,11 @@ def test_a_new_workspace_is_complete_and_valid(content: Path, tmp_path: Path) ->
         workspace.is_valid() and workspace.op_names() == ["op"] and workspace.template_names("op") == ["fast"]
     )
     assert workspace.generated.is_dir() and workspace.tuning_db.is_dir()
-    assert document.files == ("verifiers/op.py", "templates/op/fast.py", "notebooks/01.ipynb")
+    assert document.files == (
+        "verifiers/op.py", "templates/op/fast.py", "notebooks/01.ipynb", "docs/cute_dsl.md", "docs/rules/race.md",
+    )  # fmt: skip
     assert sorted(p.name for p in workspace.root.iterdir()) == [
+        "docs",
         "generated_kernels",
         "notebooks",
         "templates",
