@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import anyio
 from mcp import types
@@ -26,7 +25,7 @@ from workbench.agent.evaluations import Evaluations
 from workbench.agent.model.messages import ToolCall
 from workbench.agent.offline import SECONDS_A_CANDIDATE
 from workbench.agent.prompts import text
-from workbench.agent.run import Candidate, Proposal, RunSettings, RunStore, Status
+from workbench.agent.run import Candidate, Proposal, RunSettings, RunStore, Status, new_run_id
 from workbench.agent.tools import Finish, Submit, answer, parse, specs
 from workbench.agent.workers import WorkerPool
 from workbench.cost import load_machine, roofline
@@ -70,7 +69,7 @@ def open_desk(
     workload, described = op.workload(workload_name), load_machine(machine)
     names = tuple(workspace.template_names(op_name))
     settings = RunSettings(
-        run_id=f"{op_name}-{workload_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}",
+        run_id=new_run_id(op_name, workload_name),
         op=op_name,
         workload=workload_name,
         arch=arch,
@@ -178,7 +177,9 @@ class DeskServer:
             raise DeskError(f"all {self._allowance.candidates} candidates that may be submitted are used")
         used = time.monotonic() - self._started
         if self._allowance.seconds is not None and used >= self._allowance.seconds:
-            raise DeskError(f"the {self._allowance.seconds:g} s in which candidates may be submitted are over")
+            raise DeskError(
+                f"the {self._allowance.seconds:g} s in which candidates may be submitted are over"
+            )
 
     def _finish(self) -> str:
         """Put the best candidate through every check and say how it fares."""

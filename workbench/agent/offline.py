@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from workbench.agent.evaluate import Job, load_artifact
 from workbench.agent.events import (
@@ -23,7 +22,7 @@ from workbench.agent.events import (
 )
 from workbench.agent.finals import choose
 from workbench.agent.record import record_of
-from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status
+from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status, new_run_id
 from workbench.agent.workers import Lost, WorkerPool
 from workbench.compile import ARCHITECTURES
 from workbench.cost import Machine, load_machine, roofline
@@ -143,7 +142,7 @@ def _begin(
         raise WorkbenchError(f"op {op_name!r} has no template; add {workspace.templates / op_name}/NAME.py")
     loaded = tuple(load_template(workspace.template(op_name, name)) for name in names)
     settings = RunSettings(
-        run_id=f"{op_name}-{workload_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}",
+        run_id=new_run_id(op_name, workload_name),
         op=op_name,
         workload=workload_name,
         arch=arch,

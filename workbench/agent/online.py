@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from workbench.agent.chain import Chain
@@ -34,7 +33,16 @@ from workbench.agent.model import (
 from workbench.agent.offline import SECONDS_A_CANDIDATE
 from workbench.agent.prompts import fill, prompt_hash
 from workbench.agent.record import record_of
-from workbench.agent.run import AgentSettings, Candidate, Proposal, RunResult, RunSettings, RunStore, Status
+from workbench.agent.run import (
+    AgentSettings,
+    Candidate,
+    Proposal,
+    RunResult,
+    RunSettings,
+    RunStore,
+    Status,
+    new_run_id,
+)
 from workbench.agent.strategies import Strategy, run_chains
 from workbench.agent.tools import specs
 from workbench.agent.tuning import Tuner
@@ -100,7 +108,7 @@ def propose(
     op.workload(workload_name)
     names = tuple(workspace.template_names(op_name))
     settings = RunSettings(
-        run_id=f"{op_name}-{workload_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}",
+        run_id=new_run_id(op_name, workload_name),
         op=op_name,
         workload=workload_name,
         arch=arch,

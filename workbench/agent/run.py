@@ -7,8 +7,11 @@ candidate. Each file is written atomically: a run that was interrupted loses onl
 from __future__ import annotations
 
 import fcntl
+import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -153,6 +156,17 @@ class RunResult(_Data):
     def best(self) -> Candidate | None:
         """The winner."""
         return next((c for c in self.candidates if c.proposal.index == self.winner), None)
+
+
+_runs_begun = itertools.count()
+
+
+def new_run_id(op: str, workload: str) -> str:
+    """Return a name for a new run that no other run has: op, workload, time, process, and number in it."""
+    number = next(_runs_begun)
+    return f"{op}-{workload}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}" + (
+        f"-{number}" if number else ""
+    )
 
 
 class RunStore:
