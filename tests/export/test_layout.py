@@ -42,8 +42,12 @@ def test_a_new_workspace_is_complete_and_valid(content: Path, tmp_path: Path) ->
     )
     assert workspace.generated.is_dir() and workspace.tuning_db.is_dir()
     assert document.files == (
-        "verifiers/op.py", "templates/op/fast.py", "notebooks/01.ipynb", "docs/cute_dsl.md", "docs/rules/race.md",
-    )  # fmt: skip
+        "verifiers/op.py",
+        "templates/op/fast.py",
+        "notebooks/01.ipynb",
+        "docs/cute_dsl.md",
+        "docs/rules/race.md",
+    )
     assert sorted(p.name for p in workspace.root.iterdir()) == [
         "docs",
         "generated_kernels",
