@@ -36,7 +36,7 @@ class Mbarriers:
         a, b = self.names.get(arrival.index), self.names.get(wait.index)
         if a is None or b is None:
             return arrival.key is None or wait.key is None or arrival.key == wait.key
-        if a[0] and b[0] or not a[0] and not b[0]:
+        if (a[0] and b[0]) or (not a[0] and not b[0]):
             return a[1] == b[1]
         array, single = (a[1], b[1]) if a[0] else (b[1], a[1])
         return array <= single < self._end(array)

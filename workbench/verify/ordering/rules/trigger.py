@@ -49,8 +49,8 @@ def early_triggers(launches: Sequence[Launch], views: Sequence[View | None], n: 
                     f"the dependent grid ({launches[n + 1].kernel}) may start here and reads {name} without "
                     f"griddepcontrol.wait, but {name} is stored to later (line "
                     f"{s.place.ptx_line or s.place.sass_offset}): it may read old data",
-                    "let the dependent grid execute griddepcontrol.wait before it reads, or trigger after the "
-                    "last store",
+                    "let the dependent grid execute griddepcontrol.wait before it reads, or trigger after "
+                    "the last store",
                     name,
                 )
             ]

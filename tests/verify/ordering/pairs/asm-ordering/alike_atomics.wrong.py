@@ -1,9 +1,8 @@
 # found by: static
 """Draw two tickets from a counter; two alike blocks without side effects become one."""
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 

@@ -1,9 +1,8 @@
 # found by: static
 """Scale a row; the activation comes through a load written in assembly."""
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 

@@ -1,10 +1,9 @@
 """Write a row through a store with a cache hint, by a wrapper for assembly."""
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
 
 ARGUMENTS = {
     "x": {"shape": [1024], "dtype": "f32", "role": "activation"},
