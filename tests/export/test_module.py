@@ -513,6 +513,7 @@ class RecordingDriver:
         self.real, self.failing = real, failing
         self.launched: list[dict[str, Any]] = []
         self.attributes: list[tuple[str, int]] = []
+        self.current = 0xC0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
@@ -523,6 +524,13 @@ class RecordingDriver:
             self.real.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU if bad else self.real.CUresult.CUDA_SUCCESS,
             *values,
         )
+
+    def cuCtxGetCurrent(self) -> Any:  # noqa: N802
+        return self._result("cuCtxGetCurrent", self.current)
+
+    def cuCtxSetCurrent(self, context: Any) -> Any:  # noqa: N802
+        self.current = int(context)
+        return self._result("cuCtxSetCurrent")
 
     def cuModuleLoadData(self, data: bytes) -> Any:  # noqa: N802
         return self._result("cuModuleLoadData", hashlib.sha256(data).hexdigest())
@@ -539,6 +547,7 @@ class RecordingDriver:
         self.launched.append(
             {
                 "function": function,
+                "context": self.current,
                 "grid": (config.gridDimX, config.gridDimY, config.gridDimZ),
                 "block": (config.blockDimX, config.blockDimY, config.blockDimZ),
                 "smem": config.sharedMemBytes,
@@ -598,3 +607,15 @@ def test_what_the_driver_refuses_is_named(call: str) -> None:
     driver = RecordingDriver(failing=call)
     with pytest.raises(launch.LaunchError, match=f"{call} failed: CUDA_ERROR_NO_BINARY_FOR_GPU"):
         launch.Program(b"", [launch.Launch("a", (1, 1, 1), (32, 1, 1))], driver).run({}, 0)
+
+
+def test_a_launch_from_another_thread_or_device_has_its_context_and_leaves_the_others() -> None:
+    driver = RecordingDriver()
+    program = launch.Program(b"", [launch.Launch("a", (1, 1, 1), (32, 1, 1))], driver)
+    for before, after in ((0xC0, 0xC0), (0xD0, 0xD0), (0, 0xC0)):
+        driver.current = before
+        program.run({}, 0)
+        assert driver.launched[-1]["context"] == 0xC0 and driver.current == after
+    driver.current = 0
+    with pytest.raises(launch.LaunchError, match="no CUDA context is current"):
+        launch.Program(b"", [], driver)

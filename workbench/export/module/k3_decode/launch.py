@@ -13,7 +13,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ class _Packed:
 
 
 class Program:
-    """A cubin on the current device with its launches, ready to run in a stream.
+    """A cubin in the current context with its launches, ready to run in a stream from any thread.
 
     Args:
         cubin: the module.
@@ -94,7 +95,7 @@ class Program:
 
     Raises:
         ImportError: if `cuda.bindings` is not installed.
-        LaunchError: if the driver refuses the module, an entry or an attribute.
+        LaunchError: if no context is current, or the driver refuses the module, an entry or an attribute.
     """
 
     def __init__(self, cubin: bytes, launches: Sequence[Launch], driver: Any = None) -> None:
@@ -102,6 +103,9 @@ class Program:
         self._cuda = driver if driver is not None else importlib.import_module("cuda.bindings.driver")
         self._cubin = cubin  # the driver may read it again
         self._lock = threading.Lock()
+        self._context = self._call("cuCtxGetCurrent")
+        if int(self._context) == 0:
+            raise LaunchError("no CUDA context is current in this thread; use the device first")
         self._module = self._call("cuModuleLoadData", cubin)
         self._functions = [self._function(launch) for launch in self.launches]
         self._packed = [_Packed(launch) for launch in self.launches]
@@ -121,7 +125,7 @@ class Program:
             LaunchError: if the driver refuses a launch.
             KeyError: if a buffer has no address.
         """
-        with self._lock:
+        with self._lock, self._in_context():
             for i, launch in enumerate(self.launches):
                 packed = self._packed[i]
                 packed.fill(addresses)
@@ -131,6 +135,20 @@ class Program:
     def unload(self) -> None:
         """Give the module back to the driver; the program cannot run afterwards."""
         self._call("cuModuleUnload", self._module)
+
+    @contextmanager
+    def _in_context(self) -> Iterator[None]:
+        """The program's context current in this thread: a new thread has none, or that of another device."""
+        current = self._call("cuCtxGetCurrent")
+        if int(current) == int(self._context):
+            yield
+            return
+        self._call("cuCtxSetCurrent", self._context)
+        try:
+            yield
+        finally:
+            if int(current) != 0:
+                self._call("cuCtxSetCurrent", current)
 
     def _launch(
         self, launch: Launch, function: Any, packed: _Packed, attributes: list[Any], stream: int

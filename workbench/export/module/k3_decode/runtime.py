@@ -27,6 +27,8 @@ class Executor:
 
     def __init__(self, op: Op, kernel: Kernel, device: torch.device) -> None:
         self.op, self.kernel, self.device = op, kernel, device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # makes the device's context current in this thread
         self.program = make_program(kernel.load(), kernel.launches)
         self.own = {s.name: self._memory(s.nbytes, s.zeroed) for s in kernel.slots if s.own}
         self.staged: dict[str, torch.Tensor] = {}
