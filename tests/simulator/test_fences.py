@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.simulator.kernels import INDEX, kernel, run
+from workbench.findings import Severity
+from workbench.simulator.ordering import clocks
 
 # Every thread stores and fences, one thread counts after a barrier; the CTA that comes last reads all of it.
 LAST = (
@@ -163,3 +165,13 @@ def test_a_relaxed_cluster_arrival_hands_over_what_is_fenced(fence: str, rules: 
     text = kernel(CLUSTER.replace("FENCE", fence), ["out"], variables=".shared .b32 box[32];")
     done = run(text, {"out": np.zeros(64, np.uint32)}, grid=2, block=32, cluster=(2, 1, 1))
     assert sorted(set(done.rules)) == rules
+
+
+def test_threads_of_too_many_kinds_are_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "MOST_CLASSES", 1)
+    body = INDEX + "setp.lt.u32 %p1, %r52, 3;\n@%p1 st.release.gpu.global.u32 [%flag], 1;\nbar.sync 0;"
+    done = run(
+        kernel(body, ["flag", "out"]), dict.fromkeys(("flag", "out"), np.zeros(64, np.uint32)), block=64
+    )
+    (finding,) = done.outcome.findings
+    assert (finding.rule, finding.severity) == ("undecided", Severity.INFO)
