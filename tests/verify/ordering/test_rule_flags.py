@@ -263,3 +263,10 @@ def test_early_triggers(producer: str, consumer: str, found: list[str]) -> None:
         views.append(analyse_forms(forms, launches[-1]).ptx)
     assert [f.rule for f in early_triggers(launches, views, 0)] == found
     assert early_triggers(launches, views, 1) == []
+
+
+@pytest.mark.parametrize("name", ["a_stage_too_many"])
+def test_the_cubin_tells_its_static_shared_memory(name: str) -> None:
+    found = rules.apply(None, sass_view("not-co-resident", name, "wrong"))
+    assert "not-co-resident" in errors(found), [(f.rule, f.message) for f in found]
+    assert rules.apply(None, sass_view("not-co-resident", name, "right")) == []

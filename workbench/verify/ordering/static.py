@@ -54,6 +54,8 @@ class Forms:
     """Where parameters start in constant bank 0."""
     sass_layout: Layout | None = None
     missing: str | None = None
+    sass_smem: int = 0
+    """Static shared memory of the SASS, bytes a CTA, as the cubin has it."""
 
     @property
     def layout(self) -> Layout:
@@ -88,10 +90,11 @@ def kernel_forms(
             base = sass.parameter_base
         except (KeyError, ValueError):
             function, missing = None, f"the parameter layout of {sass.target} is not known"
-    layout = None
+    layout, smem = None, 0
     if cubin is not None and name in cubin.kernels:
         layout = Layout(tuple((p.offset, p.size) for p in cubin.kernels[name].params))
-    return Forms(name, ptx, function, base, layout, missing)
+        smem = cubin.kernels[name].static_smem
+    return Forms(name, ptx, function, base, layout, missing, smem)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def analyse_forms(forms: Forms, launch: Launch) -> Analyses:
         ptx = PtxView.of(*forms.ptx, launch, forms.layout)
     if forms.sass is not None:
         layout = forms.sass_layout or forms.layout
-        sass = SassView.of(forms.sass, launch, layout, forms.sass_base, ptx)
+        sass = SassView.of(forms.sass, launch, layout, forms.sass_base, ptx, forms.sass_smem)
     return Analyses(ptx, sass, forms.missing)
 
 

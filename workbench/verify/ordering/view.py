@@ -184,18 +184,26 @@ class SassView:
     values: SassValues
     analysis: Analysis
     ptx: PtxView | None = None
+    static_smem: int = 0
+    """Static shared memory, bytes a CTA."""
     _steps: dict[int, SassStep] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(
-        function: SassFunction, launch: Launch, layout: Layout, base: int, ptx: PtxView | None = None
+        function: SassFunction,
+        launch: Launch,
+        layout: Layout,
+        base: int,
+        ptx: PtxView | None = None,
+        static_smem: int = 0,
     ) -> SassView:
         """Evaluate a function; `base` is where parameters start in constant bank 0."""
         threads = Threads(launch.block)
         graph = build_sass(function)
         values = SassValues(graph, threads, launch.parameter_block(layout), base)
         program = sass_program(graph, values, function)
-        return SassView(function, graph, values, Analysis(program, solve(program), launch, layout), ptx)
+        analysis = Analysis(program, solve(program), launch, layout)
+        return SassView(function, graph, values, analysis, ptx, static_smem)
 
     @property
     def launch(self) -> Launch:

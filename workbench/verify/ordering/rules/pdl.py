@@ -11,7 +11,7 @@ from workbench.ops.model import Role
 from workbench.verify.ordering.analysis import Analysis, Site
 from workbench.verify.ordering.binding import Neighbours
 from workbench.verify.ordering.program import Kind, Mode, Place
-from workbench.verify.ordering.solver import MAYBE, ORDERED, SELF
+from workbench.verify.ordering.solver import MAYBE, NONE, ORDERED, SELF
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,19 @@ class _Rules:
                 "load it with an ordinary ld.global (no .nc, no const __restrict__, no invariant=True)",
             )
             return True
+        mail = {b for b in s.buffers if self.launch.roles.get(b) is Role.MAILBOX}
+        if mail:
+            self.finding(
+                "nc-load-of-mutable",
+                Severity.ERROR,
+                s.place,
+                _names(mail),
+                f"{_names(mail)} is read with {what} (read-only data) but others write it while this kernel "
+                "runs: such loads lie outside the memory model, and the assembler may move them above the "
+                "poll and the barrier that order them",
+                "load it with an ordinary ld.global (no .nc, no const __restrict__, no invariant=True)",
+            )
+            return True
         if not self.launch.pdl:
             return False
         near = {b: self.near.writes[b] for b in s.buffers if b in self.near.writes}
@@ -227,6 +240,12 @@ class _Rules:
                 f"the assembler moved the read-only load of {name} above the barrier that orders it after "
                 f"the wait: threads that did not wait read it while {who} may still be writing it"
             )
+        elif self.sass and self.other is None and s.level == NONE and self.a.waits:
+            message = (
+                f"{name} is read with {what} before the wait that the kernel has: whether it was written "
+                "there or moved there by the assembler, which may move such loads above any barrier, "
+                f"{who} may still be writing it"
+            )
         else:
             return False
         self.finding(
@@ -238,7 +257,7 @@ class _Rules:
             "load it with an ordinary ld.global (no .nc, no const __restrict__, no invariant=True), or wait "
             "in every thread that loads",
         )
-        return True
+        return s.level == ORDERED or moved
 
     def _ordered_in_ptx(self, s: Site, at_risk: Iterable[str]) -> bool:
         """True if this is SASS, which keeps such an access where it was written, and the PTX says what that

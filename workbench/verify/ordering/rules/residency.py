@@ -53,7 +53,7 @@ def resident(view: PtxView | SassView, registers: int | None) -> int:
 
 def _static_shared(view: PtxView | SassView) -> int:
     if isinstance(view, SassView):
-        return 0
+        return view.static_smem
     widths = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4}
     return sum(
         (v.elements or 0) * widths.get(v.type, 8)
