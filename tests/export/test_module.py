@@ -410,7 +410,16 @@ def test_memory_is_made_before_a_capture_or_not_at_all(
     prepared = norm(24)
     package.ops.run("rmsnorm", prepared)
     monkeypatch.setattr(package.runtime, "capturing", lambda device: True)
-    package.ops.run("rmsnorm", prepared)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("memory is made inside a capture")
+
+    tensors = {**prepared, "out": torch.empty_like(prepared["x"])}
+    with monkeypatch.context() as patch:
+        for name in ("empty", "zeros", "empty_like", "zeros_like", "clone", "cat"):
+            patch.setattr(torch, name, refuse)
+        package.ops.call(package.table().ops["rmsnorm"], tensors, {})
+    assert tensors["out"].isfinite().all()
     with pytest.raises(package.runtime.NotPrepared, match="batch 8 is used for the first time"):
         package.ops.run("rmsnorm", norm(8))
     with pytest.raises(package.ops.reference.NotCapturable, match="more than the largest verified batch"):
