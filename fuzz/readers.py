@@ -3,8 +3,8 @@
     python fuzz/readers.py ptx|sass|litmus|contract|audit [SECONDS]
 
 Coverage-guided (atheris), from seeds of the test suite, with a mutator that knows lines and tokens. An input
-that raises anything else is kept in fuzz/found/, one for each place in the code; move it to tests/fuzz/corpus/
-once it is mended. Exit code 1 if something was found.
+that raises anything else is kept in fuzz/found/, one for each place in the code; move it to
+tests/fuzz/corpus/ once it is mended. Exit code 1 if something was found.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from workbench.workspace import Workspace
 
 HEAVY = ("torch", "cutlass", "optuna", "numpy", "sqlalchemy", "matplotlib")
 COMMANDS = (
-    "doctor", "ops", "init", "propose", "tune", "verify", "audit", "litmus", "report", "export", "replay", "db",
+    "doctor", "ops", "init", "propose", "tune", "verify", "audit", "litmus", "report", "export", "replay",
+    "mcp", "db",
 )  # fmt: skip
 
 

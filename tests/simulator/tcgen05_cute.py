@@ -363,7 +363,7 @@ STORED = edited(
     ("            dst = th.partition_D(gc[(None, None), 0, 0])\n", "            dst = th.partition_D(sc)\n"),
     (
         "            tmem.relinquish_alloc_permit()\n",
-        "            C.fence_proxy(\"async.shared\", space=\"cta\")\n"
+        '            C.fence_proxy("async.shared", space="cta")\n'
         "            tmem.relinquish_alloc_permit()\n",
     ),
     (

@@ -218,6 +218,7 @@ _STORES = {
     "param": _store_param,
 }
 
+
 def order_fence(co: Any, ck: Any, item: Instruction) -> None:
     """Fence and membar."""
     if ck.order is not None:

@@ -444,9 +444,7 @@ def _order(operation: TensorLoad | TensorStore, ck: Chunk, *, load: bool) -> Non
     tiles = operation.tiles
     items = [
         _index(tile, row, offset, ck)
-        for tile, row, offset in zip(
-            tiles, operation.rows.tolist(), operation.offsets.tolist(), strict=True
-        )
+        for tile, row, offset in zip(tiles, operation.rows.tolist(), operation.offsets.tolist(), strict=True)
     ]
     if not load:
         ck.order.items(operation, False, items)

@@ -143,7 +143,9 @@ def shapes(graph: ControlFlowGraph[SassInstruction]) -> tuple[Shape, ...]:
     found: tuple[Shape, ...] | None = graph.__dict__.get("_shapes")
     if found is None:
         counts = [(i, result_operands(i)) for i in graph.instructions]
-        found = tuple(Shape(writes(i) if n or i.opcode == "R2P" else (), i.operands[n:], n) for i, n in counts)
+        found = tuple(
+            Shape(writes(i) if n or i.opcode == "R2P" else (), i.operands[n:], n) for i, n in counts
+        )
         graph.__dict__["_shapes"] = found
     return found
 

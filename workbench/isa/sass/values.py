@@ -226,7 +226,9 @@ class SassValues:
         names = shape.writes
         if not names:
             return
-        results = {} if i.opcode in _FLOATING else self._results(i, names, shape.sources, shape.results, state)
+        results = (
+            {} if i.opcode in _FLOATING else self._results(i, names, shape.sources, shape.results, state)
+        )
         guard = None
         if i.predicate is not None:
             guard = self.predicate(i.predicate, i.negated, state)
