@@ -16,7 +16,7 @@ from workbench.workspace import Workspace
 HEAVY = ("torch", "cutlass", "optuna", "numpy", "sqlalchemy", "matplotlib")
 COMMANDS = (
     "doctor", "ops", "init", "propose", "tune", "verify", "audit", "litmus", "report", "export", "replay",
-    "mcp", "db",
+    "db",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -148,6 +149,8 @@ def _plan(agent: str, path: Path | None, base_url: str | None, strategy: str, li
     from workbench.agent.online import Plan
     from workbench.agent.strategies import Strategy
 
+    if agent != OFFLINE and difflib.get_close_matches(agent, [OFFLINE], cutoff=0.8):
+        raise UnknownNameError("agent", agent, [OFFLINE])  # a slip, no model
     if strategy not in list(Strategy):
         raise UnknownNameError("strategy", strategy, list(Strategy))
     profile = load_profile(path) if path is not None else Profile(model=agent)
