@@ -338,7 +338,7 @@ def propose(
     machine: str = DEFAULT_MACHINE,
     seed: int = 0,
     rounds: int = 4,
-    batch: int = 7,
+    batch: int = 6,
     templates: Sequence[str] = (),
     workers: int | None = None,
     resume: str | None = None,

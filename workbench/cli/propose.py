@@ -45,7 +45,7 @@ def command(
         int | None,
         typer.Option("--rounds", min=1, help="Rounds of the search (4), or turns of a conversation (20)."),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Candidates a round (offline).")] = 7,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Candidates a round (offline).")] = 6,
     template: Annotated[
         list[str] | None,
         typer.Option("--template", metavar="T", help="Draw from this template only (offline). Repeatable."),
