@@ -156,8 +156,3 @@ def _cut(path: Path, size: int) -> None:
     """Drop a last line that was not written whole, so that the next one starts a line of its own."""
     with path.open("r+b") as f:
         f.truncate(size)
-
-
-def new_messages(messages: Sequence[Message], known: int) -> tuple[Message, ...]:
-    """Messages of a request from position `known` on."""
-    return tuple(messages[known:])

@@ -12,10 +12,10 @@ from workbench.findings import Finding, Severity
 from workbench.isa.flow import ControlFlowGraph
 from workbench.isa.ptx.cfg import build
 from workbench.isa.ptx.first import FirstValues
-from workbench.isa.ptx.model import Instruction, Kernel, Module, Operand
+from workbench.isa.ptx.model import Instruction, Kernel, Module
 from workbench.isa.ptx.values import PtxValues
 from workbench.isa.sass.cfg import build as build_sass
-from workbench.isa.sass.model import SassFunction, SassInstruction, SassOperand
+from workbench.isa.sass.model import SassFunction, SassInstruction
 from workbench.isa.sass.values import SassValues
 from workbench.isa.values import Lanes, Threads, Value
 from workbench.verify.ordering.analysis import Analysis
@@ -24,7 +24,7 @@ from workbench.verify.ordering.program import Place
 from workbench.verify.ordering.ptx import ptx_program
 from workbench.verify.ordering.rounds import waits_in_loops, with_first_rounds
 from workbench.verify.ordering.sass import sass_program
-from workbench.verify.ordering.solver import UNREACHED, Levels, solve
+from workbench.verify.ordering.solver import Levels, solve
 
 _ASKED = frozenset(
     ("ld", "ldu", "st", "atom", "red", "multimem", "cp", "ldmatrix", "stmatrix", "fence", "membar", "bar")
@@ -249,11 +249,6 @@ class SassView:
         return self.launch.pointed(value.roots, self.analysis.layout)
 
 
-def reached(levels: Levels) -> bool:
-    """Whether any thread gets to a point at all."""
-    return bool((levels != UNREACHED).any())
-
-
 def finding(
     rule: str,
     severity: Severity,
@@ -281,17 +276,3 @@ def finding(
 def undecided(view: PtxView | SassView, index: int, why: str, fix: str, buffer: str | None = None) -> Finding:
     """Say that a rule could not decide something at an instruction; the verdict becomes unknown."""
     return finding(UNDECIDED, Severity.INFO, view, index, why, fix, buffer)
-
-
-__all__ = [
-    "UNDECIDED",
-    "Operand",
-    "PtxView",
-    "SassOperand",
-    "SassStep",
-    "SassView",
-    "Step",
-    "finding",
-    "reached",
-    "undecided",
-]
