@@ -16,9 +16,9 @@ import torch
 from tests.export.conftest import REPOSITORY, make_report
 from workbench.artifact import Artifact, KernelParam, Launch
 from workbench.compile import CompileRequest, compile_candidate
+from workbench.devices.launch import _Packed
 from workbench.export import export_winner
 from workbench.export.module.k3_decode.launch import Launch as PackagedLaunch
-from workbench.export.module.k3_decode.launch import _Packed
 from workbench.isa.ptx import parse
 from workbench.ops import Workload, load_op
 from workbench.simulator import Memory

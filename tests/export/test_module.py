@@ -576,6 +576,13 @@ class RecordingDriver:
 PDL = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
 
 
+def test_the_package_has_the_launcher_of_the_cuda_device(project: Path) -> None:
+    from workbench.devices import launch as original
+
+    text = (project / "k3_decode" / "launch.py").read_text()
+    assert text == Path(original.__file__).read_text() and "import workbench" not in text
+
+
 def test_every_launch_of_a_kernel_is_what_was_verified(package: ModuleType, winners: list[Artifact]) -> None:
     driver = RecordingDriver()
     artifact = winners[-1]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.devices import launch as launcher
 from workbench.errors import WorkbenchError
 from workbench.export.layout import content_root
 from workbench.export.module.collect import Contents, collect, cubin_path, kernel_entry, op_entry
@@ -77,6 +78,7 @@ def _files(workspace: Workspace, contents: Contents) -> tuple[dict[str, bytes], 
         "kernels": [kernel_entry(k, contents.ops[k.manifest.op]) for k in contents.winners],
     }
     package = {p.name: p.read_bytes() for p in sorted((_HERE / PACKAGE).glob("*.py"))}
+    package["launch.py"] = Path(launcher.__file__).read_bytes()  # in place of the one that imports it
     package |= {f"contract/{n}": data for n, data in contract_files(workspace, contents.ops).items()}
     for kernel in contents.winners:
         package[cubin_path(kernel.manifest)] = kernel.artifact.cubin
