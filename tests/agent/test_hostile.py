@@ -24,7 +24,7 @@ import pytest
 from model_server import Answer, serve
 
 from workbench import api
-from workbench.agent import online
+from workbench.agent import begin, online
 from workbench.agent.evaluate import Evaluator, Job
 from workbench.agent.model import Profile
 from workbench.agent.online import Plan
@@ -288,7 +288,7 @@ def test_a_run_goes_on_after_a_compile_that_never_ends(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_MODEL_KEY", CANARY)
-    monkeypatch.setattr(online, "Job", functools.partial(Job, limits=BRIEF, run_seconds=RUN_SECONDS))
+    monkeypatch.setattr(begin, "Job", functools.partial(Job, limits=BRIEF, run_seconds=RUN_SECONDS))
     good = Answer(calls=[("submit", {"base": "row"})])
     hanging = [
         Answer(calls=[("submit", {"source": (FOLDER / f"{name}.py").read_text()})])

@@ -6,7 +6,6 @@ An evaluation that takes long sends progress; limits on candidates and wall time
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -19,20 +18,17 @@ from mcp.server import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
+from workbench.agent.begin import job_of, settings_of, worker_pool
 from workbench.agent.desk import Desk, DeskError, Edit
 from workbench.agent.evaluate import Job
 from workbench.agent.evaluations import Evaluations
 from workbench.agent.model.messages import ToolCall
-from workbench.agent.offline import SECONDS_A_CANDIDATE
 from workbench.agent.prompts import text
-from workbench.agent.run import Candidate, Proposal, RunSettings, RunStore, Status, new_run_id
+from workbench.agent.run import Candidate, Proposal, RunStore, Status
 from workbench.agent.tools import Finish, Submit, answer, parse, specs
-from workbench.agent.workers import WorkerPool
 from workbench.cost import load_machine, roofline
 from workbench.errors import WorkbenchError
 from workbench.ops import load_op
-from workbench.records import hash_verifier
-from workbench.templates import load_template
 from workbench.verify.runs import Level
 from workbench.workspace import Workspace
 
@@ -65,41 +61,19 @@ def open_desk(
     Raises:
         WorkbenchError: for an unknown name.
     """
+    settings = settings_of(
+        workspace, op_name, workload_name, arch=arch, machine=machine, seed=seed, agent="mcp"
+    )
     op = load_op(workspace, op_name)
     workload, described = op.workload(workload_name), load_machine(machine)
-    names = tuple(workspace.template_names(op_name))
-    settings = RunSettings(
-        run_id=new_run_id(op_name, workload_name),
-        op=op_name,
-        workload=workload_name,
-        arch=arch,
-        machine=described.name,
-        agent="mcp",
-        seed=seed,
-        rounds=1,
-        batch=1,
-        templates=names,
-        template_hashes=tuple(load_template(workspace.template(op_name, n)).source_hash for n in names),
-        verifier_hash=hash_verifier(workspace.verifier(op_name)),
-    )
     store = RunStore.create(workspace.runs, settings)
 
     def job(proposal: Proposal, level: Level) -> Job:
-        return Job(
-            workspace=workspace.root,
-            op=op_name,
-            workload=workload_name,
-            arch=arch,
-            machine=described.name,
-            seed=seed,
-            level=level,
-            proposal=proposal,
-        )
+        return job_of(workspace, settings, proposal, level, pool.count if level is Level.FULL else 1)
 
-    count = workers or min(8, len(os.sched_getaffinity(0)))
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with (
-        WorkerPool("workbench.agent.worker", count, SECONDS_A_CANDIDATE, environment) as pool,
+        store.held(),
+        worker_pool(workers) as pool,
         Evaluations(pool, store, job) as evaluations,
     ):
         limit = roofline(op, workload, described)

@@ -7,12 +7,12 @@ workers; and an interrupted run is continued by asking again and taking the outc
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from workbench.agent.evaluate import Job, load_artifact
+from workbench.agent.begin import job_of, refuse_changed, settings_of, worker_pool
+from workbench.agent.evaluate import load_artifact
 from workbench.agent.events import (
     CandidateFinished,
     CandidateStarted,
@@ -22,21 +22,17 @@ from workbench.agent.events import (
 )
 from workbench.agent.finals import choose
 from workbench.agent.record import record_of
-from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status, new_run_id
+from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status
 from workbench.agent.workers import Lost, WorkerPool
-from workbench.compile import ARCHITECTURES
 from workbench.cost import Machine, load_machine, roofline
-from workbench.errors import UnknownNameError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.ops import load_op
 from workbench.ops.model import Op, Workload
-from workbench.records import RecordStore, hash_verifier
+from workbench.records import RecordStore
 from workbench.templates import Template, load_template
 from workbench.tune import Points, Study, StudyIdentity, Trial, make_sampler
 from workbench.verify.runs import Level
 from workbench.workspace import Workspace
-
-SECONDS_A_CANDIDATE = 90.0
-"""Limit for one candidate's compile and checks; compiling and simulating have tighter limits of their own."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +84,7 @@ def propose(
         )
     settings, described = context.settings, context.machine
     records = RecordStore(workspace.tuning_db / "records.sqlite")
-    count = workers or min(8, len(os.sched_getaffinity(0)))
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with (
-        context.store.held(),
-        WorkerPool("workbench.agent.worker", count, SECONDS_A_CANDIDATE, environment) as pool,
-    ):
+    with context.store.held(), worker_pool(workers) as pool:
         candidates = _search(context, pool, records)
         searched = time.monotonic()
         outcomes, winner, exported = choose(
@@ -130,48 +121,33 @@ def _begin(
     on_event: OnEvent,
 ) -> _Context:
     """A new run, its settings on disk."""
-    if arch not in ARCHITECTURES:
-        raise UnknownNameError("arch", arch, ARCHITECTURES)
-    if rounds < 1 or batch < 1:
-        raise WorkbenchError(f"a run needs at least one round of one candidate, not {rounds} of {batch}")
-    op = load_op(workspace, op_name)
-    workload = op.workload(workload_name)
-    described = load_machine(machine)
-    names = templates or tuple(workspace.template_names(op_name))
-    if not names:
-        raise WorkbenchError(f"op {op_name!r} has no template; add {workspace.templates / op_name}/NAME.py")
-    loaded = tuple(load_template(workspace.template(op_name, name)) for name in names)
-    settings = RunSettings(
-        run_id=new_run_id(op_name, workload_name),
-        op=op_name,
-        workload=workload_name,
+    settings = settings_of(
+        workspace,
+        op_name,
+        workload_name,
         arch=arch,
-        machine=described.name,
-        agent="offline",
+        machine=machine,
         seed=seed,
+        agent="offline",
         rounds=rounds,
         batch=batch,
-        templates=names,
-        template_hashes=tuple(t.source_hash for t in loaded),
-        verifier_hash=hash_verifier(workspace.verifier(op_name)),
+        templates=templates,
     )
-    store = RunStore.create(workspace.runs, settings)
-    return _Context(workspace, op, workload, loaded, described, settings, store, on_event)
+    if not settings.templates:
+        raise WorkbenchError(f"op {op_name!r} has no template; add {workspace.templates / op_name}/NAME.py")
+    return _context(workspace, settings, RunStore.create(workspace.runs, settings), on_event)
 
 
 def _resume(workspace: Workspace, run_id: str, on_event: OnEvent) -> _Context:
     """An earlier run with the settings it was begun with."""
     store, settings = RunStore.open(workspace.runs, run_id)
+    refuse_changed(workspace, settings)
+    return _context(workspace, settings, store, on_event)
+
+
+def _context(workspace: Workspace, settings: RunSettings, store: RunStore, on_event: OnEvent) -> _Context:
     op = load_op(workspace, settings.op)
     loaded = tuple(load_template(workspace.template(settings.op, name)) for name in settings.templates)
-    hashes = tuple(t.source_hash for t in loaded)
-    if (settings.template_hashes, settings.verifier_hash) != (
-        hashes,
-        hash_verifier(workspace.verifier(op.name)),
-    ):
-        raise WorkbenchError(
-            f"run {run_id} was begun with other templates or another verifier; start a new run"
-        )
     workload, described = op.workload(settings.workload), load_machine(settings.machine)
     return _Context(workspace, op, workload, loaded, described, settings, store, on_event)
 
@@ -286,23 +262,11 @@ def _in_workers(
     level: Level,
     on_start: Callable[[Proposal], None] = lambda proposal: None,
 ) -> Iterator[Candidate]:
-    settings = context.settings
+    # A finalist has the machine to itself; candidates of a round share it.
+    processes = pool.count if len(proposals) == 1 else 1
     jobs = [
-        Job(
-            workspace=context.workspace.root,
-            op=settings.op,
-            workload=settings.workload,
-            arch=settings.arch,
-            machine=settings.machine,
-            seed=settings.seed,
-            level=level,
-            # A finalist has the machine to itself; candidates of a round share it.
-            processes=pool.count if len(proposals) == 1 else 1,
-            proposal=p,
-        ).model_dump_json()
-        for p in proposals
+        job_of(context.workspace, context.settings, p, level, processes).model_dump_json() for p in proposals
     ]
-
     for i, answer in pool.run(jobs, lambda i: on_start(proposals[i])):
         if isinstance(answer, Lost):
             reason = f"{answer.reason}: {answer.detail}"

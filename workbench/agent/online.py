@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workbench.agent.begin import job_of, refuse_changed, settings_of, worker_pool
 from workbench.agent.chain import Chain
 from workbench.agent.desk import Desk
 from workbench.agent.evaluate import Job, load_artifact
@@ -30,7 +31,6 @@ from workbench.agent.model import (
     Transcript,
     load_prices,
 )
-from workbench.agent.offline import SECONDS_A_CANDIDATE
 from workbench.agent.prompts import fill, prompt_hash
 from workbench.agent.record import record_of
 from workbench.agent.run import (
@@ -41,19 +41,15 @@ from workbench.agent.run import (
     RunSettings,
     RunStore,
     Status,
-    new_run_id,
 )
 from workbench.agent.strategies import Strategy, run_chains
 from workbench.agent.tools import specs
 from workbench.agent.tuning import Tuner
-from workbench.agent.workers import WorkerPool
 from workbench.artifact import stable_hash
-from workbench.compile import ARCHITECTURES
 from workbench.cost import load_machine, roofline
-from workbench.errors import UnknownNameError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.ops import load_op
-from workbench.records import RecordStore, hash_verifier
-from workbench.templates import load_template
+from workbench.records import RecordStore
 from workbench.verify.runs import Level
 from workbench.workspace import Workspace
 
@@ -102,24 +98,16 @@ def propose(
     Raises:
         WorkbenchError: for an unknown name, a missing key, or a folder that cannot be written.
     """
-    if arch not in ARCHITECTURES:
-        raise UnknownNameError("arch", arch, ARCHITECTURES)
-    op = load_op(workspace, op_name)
-    op.workload(workload_name)
-    names = tuple(workspace.template_names(op_name))
-    settings = RunSettings(
-        run_id=new_run_id(op_name, workload_name),
-        op=op_name,
-        workload=workload_name,
+    settings = settings_of(
+        workspace,
+        op_name,
+        workload_name,
         arch=arch,
-        machine=load_machine(machine).name,
-        agent=plan.profile.model,
+        machine=machine,
         seed=seed,
+        agent=plan.profile.model,
         rounds=plan.limits.rounds,
         batch=plan.chains,
-        templates=names,
-        template_hashes=tuple(load_template(workspace.template(op_name, n)).source_hash for n in names),
-        verifier_hash=hash_verifier(workspace.verifier(op_name)),
         model=AgentSettings(
             profile=plan.profile,
             strategy=plan.strategy.value,
@@ -200,12 +188,7 @@ def _unchanged(workspace: Workspace, settings: RunSettings) -> None:
     """Refuse to go on with other templates, contracts, prompts or tools than the run was begun with."""
     if settings.model is None:
         raise WorkbenchError(f"run {settings.run_id} was made by the offline proposer, without a model")
-    hashes = tuple(load_template(workspace.template(settings.op, n)).source_hash for n in settings.templates)
-    verifier = hash_verifier(workspace.verifier(settings.op))
-    if (hashes, verifier) != (settings.template_hashes, settings.verifier_hash):
-        raise WorkbenchError(
-            f"run {settings.run_id} was begun with other templates or another verifier; start a new run"
-        )
+    refuse_changed(workspace, settings)
     if (prompt_hash(), _tools_hash()) != (settings.model.prompt_hash, settings.model.tools_hash):
         raise WorkbenchError(f"run {settings.run_id} was begun with other prompts or tools; start a new run")
 
@@ -256,17 +239,7 @@ def _run(
     on_event(RunStarted(settings, len(store.candidates())))
 
     def job(proposal: Proposal, level: Level) -> Job:
-        return Job(
-            workspace=workspace.root,
-            op=settings.op,
-            workload=settings.workload,
-            arch=settings.arch,
-            machine=settings.machine,
-            seed=settings.seed,
-            level=level,
-            processes=count if level is Level.FULL else 1,
-            proposal=proposal,
-        )
+        return job_of(workspace, settings, proposal, level, pool.count if level is Level.FULL else 1)
 
     def record(candidate: Candidate) -> None:
         if candidate.artifact_key is not None and candidate.status is not Status.FAILED:
@@ -276,11 +249,8 @@ def _run(
     def answered(chain: int, turn: int, reply: Reply) -> None:
         on_event(ModelAnswered(chain, turn, reply, ledger.spend))
 
-    count = workers or min(8, len(os.sched_getaffinity(0)))
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment |= dict.fromkeys((model.profile.api_key_env,), "")
     with (
-        WorkerPool("workbench.agent.worker", count, SECONDS_A_CANDIDATE, environment) as pool,
+        worker_pool(workers, blank=(model.profile.api_key_env,)) as pool,
         Evaluations(pool, store, job, on_event, record) as evaluations,
     ):
         task = _task(workspace, settings, limit.us, limit.bound)
