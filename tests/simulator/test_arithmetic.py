@@ -316,6 +316,42 @@ def test_products_of_bf16_are_rounded_once_even_when_they_overflow(case):
     np.testing.assert_array_equal(result["out"], want.view(np.uint32))
 
 
+SCALED = {
+    "low half shifted": "shl.b32 %r6, %r5, 16; mov.b32 %f2, %r6; fma.rn.f32 %f1, %f2, %f3, %f4;",
+    "high half masked": "and.b32 %r6, %r5, 0xffff0000; mov.b32 %f2, %r6; fma.rn.f32 %f1, %f3, %f2, %f4;",
+    "half converted": "mov.b32 {%h2, %h3}, %r5; cvt.f32.bf16 %f2, %h3; fma.rn.f32 %f1, %f2, %f3, %f4;",
+    "product first": "shl.b32 %r6, %r5, 16; mov.b32 %f2, %r6; mul.rn.f32 %f5, %f2, %f2; "
+    "fma.rn.f32 %f1, %f5, %f3, %f4;",
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_powers_of_two_times_any_float_are_rounded_once(case):
+    rng = np.random.default_rng(17)
+    n = 8192
+    scale = rng.integers(0, 256, n, dtype=np.uint32)
+    b, c = (rng.integers(0, 2**32, n, dtype=np.uint32) for _ in range(2))
+    # products near the range of subnormals, and sums that cancel
+    scale[:2048] = rng.integers(0, 40, 2048)
+    b[:2048] = (b[:2048] & 0x80FFFFFF) | (rng.integers(0, 64, 2048, dtype=np.uint32) << 24)
+    c[:2048] &= 0x81FFFFFF
+    body = """
+    mul.wide.u32 %d1, %r0, 4;
+    add.s64 %d2, %d1, %s; ld.global.b32 %r2, [%d2];
+    add.s64 %d2, %d1, %b; ld.global.b32 %r3, [%d2];
+    add.s64 %d2, %d1, %c; ld.global.b32 %r4, [%d2];
+    mov.b32 {%h1, %h4}, %r2; cvt.rn.bf16x2.ue8m0x2 %r5, %h1;
+    mov.b32 %f3, %r3; mov.b32 %f4, %r4;
+    """
+    both = scale | (scale << np.uint32(8))
+    got = lanes(body + SCALED[case] + "\nmov.b32 %r1, %f1;", n, 256, inputs={"s": both, "b": b, "c": c})
+    x = np.where(scale == 255, np.nan, np.ldexp(1.0, scale.astype(np.int64) - 127)).astype(np.float32)
+    with arith.quiet():
+        x = x * x if case == "product first" else x
+        want = arith.canonicalise_f32(arith.fp32.fma_rn(x, b.view(np.float32), c.view(np.float32)))
+    np.testing.assert_array_equal(got["out"], want.view(np.uint32))
+
+
 def test_packed_f32x2_across_a_loop():
     body = """
     mov.b64 %d1, {%f30, %f31};

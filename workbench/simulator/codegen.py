@@ -25,6 +25,7 @@ from workbench.simulator import (
 from workbench.simulator.access import LOCAL_BASE, SHARED_BASE
 from workbench.simulator.classes import Cost, cost_of
 from workbench.simulator.emitter import Context, Emitter
+from workbench.simulator.ordering.layers import Layout, layout_of
 from workbench.simulator.program import Block, UnsupportedInstruction, lower
 from workbench.simulator.values import NUMPY, Fact
 
@@ -58,6 +59,8 @@ class Program:
     """CTAs may depend on each other: atomics, polling loops."""
     source: str
     """The generated Python, for those who debug it."""
+    layers: Layout
+    """What clocks of happens-before consist of in this kernel."""
 
 
 def _pair_registers(kernel: Kernel) -> frozenset[str]:
@@ -196,6 +199,7 @@ def compile_kernel(module: Module, kernel: Kernel, traced: bool = False) -> Prog
         spins=spins,
         communicates=spins or atomics,
         source=source,
+        layers=layout_of(kernel),
     )
 
 

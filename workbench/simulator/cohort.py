@@ -91,8 +91,9 @@ class Cohort:
         """Return the distinct warps in the cohort, numbered CTA by CTA."""
         if "warps" not in self._cache:
             per_cta = self.chunk.launch.warps
-            warps = np.unique(self.rows() * per_cta + (self.columns() >> 5))
-            self._cache["warps"] = warps
+            present = np.zeros((len(self.chunk.alive), per_cta), bool)
+            present[self.rows(), self.columns() >> 5] = True
+            self._cache["warps"] = np.flatnonzero(present)
         result: Array = self._cache["warps"]
         return result
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from workbench.isa.ptx.model import Address, Imm, Instruction, Operand, Pair, Reg, Sink, Symbol, Vector
 from workbench.simulator import arith
 from workbench.simulator.emitter import Emitter
-from workbench.simulator.values import BITS, F32_BITS, INTEGERS, SHORT, Value
+from workbench.simulator.values import BITS, F32_BITS, INTEGERS, SHORT, Value, product_bits
 
 _INTEGER_TYPES = frozenset(("u16", "s16", "b16", "u32", "s32", "b32", "u64", "s64", "b64"))
 _OPERATORS = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^"}
@@ -70,7 +70,9 @@ def _registered(e: Emitter, item: Instruction) -> bool:
         elif short == "u64" and not semantics.canonical:  # f32x2
             array = e.code.let(f"canonical_f32({array}.view(f32)).view(u64)")
         elif narrow16 and short == "u32":
-            facts["bits16"], facts["finite16"] = narrow16, True
+            facts["bits16"], facts["finite16"], facts["bits_bf16"] = narrow16, True, narrow16
+        elif item.modifiers[1:] == ("bf16x2", "ue8m0x2"):
+            facts["bits_bf16"] = 1
         e.put(operand, short, array, **facts)
     return True
 
@@ -114,7 +116,7 @@ def _mask_bits(mask: int) -> int:
 
 def _high16_as_f32(e: Emitter, value: Value) -> Value:
     name = e.code.let(f"{e.view(value, 'u32')} & {e.context.constant(0xFFFF0000, 'u32')}")
-    return Value(32, {"u32": name}, bits=8)
+    return Value(32, {"u32": name}, bits=value.bits_bf16)
 
 
 def _not(e: Emitter, item: Instruction) -> bool:
@@ -144,7 +146,7 @@ def _shift(e: Emitter, item: Instruction) -> bool:
         value = e.operand(a, width)
         if width == 32 and amount == 16:
             shifted = e.code.let(f"{e.view(value, 'u32')} << {e.context.constant(16, 'u32')}")
-            e.assign(d, Value(32, {"u32": shifted}, bits=8))
+            e.assign(d, Value(32, {"u32": shifted}, bits=value.bits_bf16))
             return True
         e.put(d, dtype, e.code.let(f"{e.fetch(a, dtype)} << {e.context.constant(amount, dtype)}"), bits=bits)
     else:
@@ -232,7 +234,7 @@ def _float(e: Emitter, item: Instruction) -> bool:
 
 
 def _float_value(e: Emitter, opcode: str, x: Value, y: Value) -> Value:
-    bits = min(F32_BITS, x.bits + y.bits) if opcode == "mul" else F32_BITS
+    bits = min(F32_BITS, product_bits(x.bits, y.bits)) if opcode == "mul" else F32_BITS
     sign = {"add": "+", "sub": "-", "mul": "*"}[opcode]
     return Value(
         32, {"f32": e.code.let(f"{e.view(x, 'f32')} {sign} {e.view(y, 'f32')}")}, dirty=True, bits=bits
@@ -261,7 +263,7 @@ def _fma(e: Emitter, item: Instruction) -> bool:
 
 def _fma_value(e: Emitter, x: Value, y: Value, z: Value) -> Value:
     a, b, c = e.view(x, "f32"), e.view(y, "f32"), e.view(z, "f32")
-    if x.bits + y.bits <= F32_BITS:
+    if product_bits(x.bits, y.bits) <= F32_BITS:
         # The product is exact, so one rounding is left; `FP` says if it over- or underflowed.
         t = e.code.let(f"{a} * {b}")
         d = e.code.let(f"{t} + {c} if FP.clean else FP.redo({a}, {b}, {c})")
@@ -289,7 +291,8 @@ def half_to_f32(e: Emitter, value: Value, kind: str) -> Value:
             else:
                 memo[key] = e.code.let(f"f16_to_f32({raw})")
         name = memo[key]
-    return Value(32, {"f32": name}, bits=8 if kind == "bf16" else value.bits16, dirty=True)
+    whole = value.half[0] if value.half is not None else value
+    return Value(32, {"f32": name}, bits=whole.bits_bf16 if kind == "bf16" else value.bits16, dirty=True)
 
 
 def _part_to_f32(e: Emitter, parent: Value, which: int, kind: str) -> str:

@@ -62,6 +62,9 @@ class SimulationOptions:
     """Lines of printf output kept."""
     trace: Trace | None = None
     """Record what one thread or everybody at one address does; such a run is slow and uses one process."""
+    most_ctas: int | None = None
+    """Run only so many CTAs, the first and the last ones, of a launch whose CTAs neither poll nor share
+    atomics; the others count as done. For launches too large to run whole."""
     adversary: Adversary = PLAIN
     """How the schedule departs from the plain one; see `workbench.simulator.adversary`."""
     observer: Callable[..., None] | None = None

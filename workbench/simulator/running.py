@@ -74,11 +74,24 @@ def partition(state: LaunchState, processes: int | None = None) -> list[list[Arr
     size = -(-size // cluster) * cluster
     if options.adversary.resident is not None:
         size = state.ctas
-    order = order_of_ctas(state.grid, state.cluster)
-    chunks = [order[k : k + size] for k in range(0, state.ctas, size)]
+    order = some_of(state, order_of_ctas(state.grid, state.cluster))
+    chunks = [order[k : k + size] for k in range(0, len(order), size)]
     if options.seed:
         Random(options.seed).shuffle(chunks)
     return [chunks[k::workers] for k in range(workers)]
+
+
+def some_of(state: LaunchState, order: Array) -> Array:
+    """Leave out the CTAs in the middle of a launch that `SimulationOptions.most_ctas` says is too large."""
+    most = state.options.most_ctas
+    if most is None or state.program.communicates or len(order) <= most:
+        return order
+    cluster = state.cluster[0] * state.cluster[1] * state.cluster[2]
+    half = max(1, most // (2 * cluster)) * cluster
+    if 2 * half >= len(order):
+        return order
+    state.open[order[half:-half]] = True
+    return np.concatenate([order[:half], order[-half:]])
 
 
 def run_chunks(state: LaunchState, groups: list[Array]) -> Part:

@@ -36,6 +36,7 @@ NUMPY = {
 SHORT = {name: short for short, name in NUMPY.items()}
 F32_BITS = 24
 F16_BITS = 11
+BF16_BITS = 8
 
 
 @dataclass(slots=True)
@@ -62,6 +63,8 @@ class Value:
     """The same for the f16 numbers in it."""
     finite16: bool = False
     """The f16 numbers in it are neither infinite nor NaN nor subnormal."""
+    bits_bf16: int = BF16_BITS
+    """Significand bits of the bf16 numbers in it: 1 for powers of two."""
     memo: dict[str, str] = field(default_factory=dict)
     """Derived arrays, for instance the f32 value of a bf16 half."""
 
@@ -106,6 +109,11 @@ class Fact(NamedTuple):
         return Fact(
             value.dirty, not value.dirty and not value.number, value.bits, value.bits16, value.finite16
         )
+
+
+def product_bits(x: int, y: int) -> int:
+    """Return the significand bits that hold the product of any two numbers of `x` and `y` such bits."""
+    return max(x, y) if min(x, y) == 1 else x + y
 
 
 def significand_bits(pattern: int) -> int:

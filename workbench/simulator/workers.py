@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.errors import WorkbenchError
+from workbench.errors import MemoryShortageError
 from workbench.simulator.launch import LaunchState
 from workbench.simulator.ordering.order import Touched
 from workbench.simulator.ordering.shadow import meet
@@ -51,7 +51,7 @@ class Workers:
         """Run launch `index`.
 
         Raises:
-            WorkbenchError: if a process dies; whatever a process raised is raised here.
+            MemoryShortageError: if a process dies; whatever a process raised is raised here.
         """
         state = self._states[index]
         groups = partition(state)
@@ -76,7 +76,7 @@ class Workers:
             try:
                 os.write(to, struct.pack("<I", index))
             except BrokenPipeError:
-                raise WorkbenchError(_DIED) from None
+                raise MemoryShortageError(_DIED) from None
         part = run_chunks(state, groups[0])
         touched = [part.touched]
         for _, _, back in helpers:
@@ -164,7 +164,7 @@ def _receive(pipe: int) -> Any:
         while count:
             piece = os.read(pipe, min(count, 1 << 20))
             if not piece:
-                raise WorkbenchError(_DIED)
+                raise MemoryShortageError(_DIED)
             parts.append(piece)
             count -= len(piece)
         return b"".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class Kernel:
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """`.branchtargets` lists of `brx.idx` by name: unique labels in index order."""
 
-    @property
+    @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
         """The body without labels."""
         return tuple(i for i in self.body if isinstance(i, Instruction))

@@ -14,7 +14,7 @@ from workbench.simulator.access import Site
 from workbench.simulator.ordering.asynchronous import Asynchronous
 from workbench.simulator.ordering.clocks import FOREVER, Clocks, TooFineError, World
 from workbench.simulator.ordering.flags import Flags, few
-from workbench.simulator.ordering.layers import SCOPES, Layout, fence_scope, layout_of
+from workbench.simulator.ordering.layers import SCOPES, Layout, fence_scope
 from workbench.simulator.ordering.objects import Objects
 from workbench.simulator.ordering.rules import (
     FREED,
@@ -640,4 +640,4 @@ def order_of(chunk: Chunk, state: LaunchState) -> ChunkOrder | None:
         return None
     if state.order is None:
         state.order = LaunchOrder()
-    return ChunkOrder(chunk, state.order, layout_of(state.program.kernel))
+    return ChunkOrder(chunk, state.order, state.program.layers)

@@ -220,7 +220,11 @@ def _same_spans(old: Spans, new: Spans) -> bool:
 def _runs(granules: list[Array], unit: int) -> Array:
     if not granules:
         return np.zeros((0, 2), np.int64)
-    at = np.unique(np.concatenate(granules))
+    low, high = min(int(g.min()) for g in granules), max(int(g.max()) for g in granules) + 1
+    present = np.zeros(high - low, bool)
+    for g in granules:
+        present[g - low] = True
+    at = np.flatnonzero(present) + low
     breaks = np.flatnonzero(np.diff(at) > 1)
     starts, ends = at[np.append(0, breaks + 1)], at[np.append(breaks, len(at) - 1)] + 1
     result: Array = np.stack([starts, ends], axis=1) * unit
