@@ -475,22 +475,39 @@ def export_kernel(
     artifact: Artifact,
     *,
     waive: Collection[str] = (),
+    waivers: Path | None = None,
+    draft_waivers: Path | None = None,
     machine: str = DEFAULT_MACHINE,
     seed: int = 0,
     workspace: Workspace | None = None,
 ) -> ExportDocument:
     """Verify an artifact in full and write it to generated_kernels/ with its evidence.
 
+    Args:
+        artifact: the compiled kernel.
+        waive: names of checks that could not decide and that a person accepts.
+        waivers: a file of waivers of single findings; see `workbench.export.waivers`.
+        draft_waivers: receives such a file, to be filled in, of all that the audits leave undecided.
+        machine: description that the time is predicted for.
+        seed: of inputs and schedules.
+        workspace: receives the folder.
+
     Raises:
-        ExportRefused: if a check failed, or could not decide and `waive` does not name it.
+        ExportRefused: if a check failed, or could not decide and neither `waive` nor `waivers` covers it.
     """
-    from workbench.export import export_winner, load_manifest
+    from workbench.export import export_winner, load_manifest, read_waivers
+    from workbench.export.waivers import draft
+    from workbench.files import write_atomic
     from workbench.report.documents import ExportDocument
 
     where = _found(workspace)
+    entries = read_waivers(waivers) if waivers is not None else ()
     verification = simulate(artifact, level="full", seed=seed, workspace=where)
+    report = verification.report
+    if draft_waivers is not None:
+        write_atomic(draft_waivers, draft(report, artifact.source_hash))
     prediction = predict(artifact, verification, machine) if verification.counters else None
-    folder = export_winner(where, artifact, verification.report, prediction, waive=waive)
+    folder = export_winner(where, artifact, report, prediction, waive=waive, waivers=entries, seed=seed)
     manifest = load_manifest(folder)
     return ExportDocument(
         folder=folder.relative_to(where.root).as_posix(),

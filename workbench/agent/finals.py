@@ -58,6 +58,7 @@ def choose(
             checked.prediction,
             run_id=settings.run_id,
             candidates=len(candidates),
+            seed=settings.seed,
         )
         on_event(WinnerExported(checked, folder))
         return outcomes, checked, str(folder.relative_to(workspace.root))

@@ -16,6 +16,7 @@ from workbench.cli import (
     audit,
     db,
     doctor,
+    evidence,
     export,
     init,
     litmus,
@@ -43,6 +44,7 @@ app = typer.Typer(
 for _module in (doctor, ops, init, propose, tune, verify, audit, litmus, report, export, replay, mcp):
     app.command(name=_module.__name__.rpartition(".")[2])(_module.command)
 app.add_typer(db.app, name="db")
+app.add_typer(evidence.app, name="evidence")
 
 
 def _version(wanted: bool) -> None:

@@ -60,6 +60,22 @@ def command(
         list[str] | None,
         typer.Option("--waive", metavar="CHECK", help="Accept that this check could not decide; repeatable."),
     ] = None,
+    waivers: Annotated[
+        Path | None,
+        typer.Option(
+            "--waivers",
+            metavar="FILE",
+            help="Accept the audit findings that this file names, with person and reason.",
+        ),
+    ] = None,
+    draft_waivers: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft-waivers",
+            metavar="FILE",
+            help="Write such a file, to be filled in, for what is undecided.",
+        ),
+    ] = None,
     machine: Annotated[
         str, typer.Option("--machine", metavar="M", help="Machine of the predicted time.")
     ] = "gb300",
@@ -70,14 +86,16 @@ def command(
 ) -> None:
     """Verify a kernel in full and write it out with its evidence, or write all winners as a package.
 
-    A kernel that fails a check is refused; one that a check could not decide needs --waive CHECK. With
-    --to module --out DIR the winners in generated_kernels/ become an installable package, k3_decode.
+    A kernel that fails a check is refused; one that a check could not decide needs --waive CHECK, or
+    --waivers FILE for single findings of the ordering audit. With --to module --out DIR the winners in
+    generated_kernels/ become an installable package, k3_decode.
     """
     shell = Shell(json, quiet, debug)
     if to is not None:
         kernel_options = {"KERNEL": kernel, "--op": op, "--workload": workload, "--arch": arch}
         lists = {"--knob": knob, "--waive": waive}
-        given = [name for name, value in {**kernel_options, **lists}.items() if value]
+        files = {"--waivers": waivers, "--draft-waivers": draft_waivers}
+        given = [name for name, value in {**kernel_options, **lists, **files}.items() if value]
         _package(shell, to, out, pick or [], given)
         return
     if out is not None or pick:
@@ -93,7 +111,15 @@ def command(
         kernel, op=op, workload=workload, knobs=parse_knobs(knob or []), arch=arch, workspace=workspace
     )
     shell.note(f"verifying {subject.op}/{subject.template} at {subject.workload} on the simulator (full)")
-    document = api.export_kernel(subject, waive=waive or (), machine=machine, seed=seed, workspace=workspace)
+    document = api.export_kernel(
+        subject,
+        waive=waive or (),
+        waivers=waivers,
+        draft_waivers=draft_waivers,
+        machine=machine,
+        seed=seed,
+        workspace=workspace,
+    )
     shell.show(
         document,
         lambda console: console.print(

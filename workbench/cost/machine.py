@@ -131,14 +131,26 @@ def load_machine(name: str | Path) -> Machine:
     """
     path = Path(name)
     if isinstance(name, str) and path.suffix != ".toml":
-        if name not in machine_names():
-            raise UnknownNameError("machine", name, machine_names())
-        path = _FOLDER / f"{name}.toml"
+        path = machine_file(name)
     try:
-        document = tomllib.loads(path.read_text())
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as e:
         raise ContentError(path, f"cannot be read: {e}") from e
-    except tomllib.TOMLDecodeError as e:
+    return parse_machine(text, path)
+
+
+def machine_file(name: str) -> Path:
+    """The file of a machine that comes with the workbench; raises UnknownNameError."""
+    if name not in machine_names():
+        raise UnknownNameError("machine", name, machine_names())
+    return _FOLDER / f"{name}.toml"
+
+
+def parse_machine(text: str, path: Path) -> Machine:
+    """A machine from its description; `path` names it in errors. Raises ContentError."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise ContentError(path, f"is not TOML: {e}") from e
     sources: dict[str, str] = {}
     plain = {k: _section(path, k, v, sources) for k, v in document.items()}

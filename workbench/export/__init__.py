@@ -2,7 +2,16 @@
 
 from workbench.export.layout import content_root, lay_out
 from workbench.export.manifest import CheckVerdict, FileEntry, Manifest, RunInfo
-from workbench.export.winner import ExportedKernel, ExportRefused, export_winner, load_exported, load_manifest
+from workbench.export.provenance import Provenance
+from workbench.export.waivers import Waiver, read_waivers
+from workbench.export.winner import (
+    ExportedKernel,
+    ExportRefused,
+    export_winner,
+    exported_from,
+    load_exported,
+    load_manifest,
+)
 
 __all__ = [
     "CheckVerdict",
@@ -10,10 +19,14 @@ __all__ = [
     "ExportedKernel",
     "FileEntry",
     "Manifest",
+    "Provenance",
     "RunInfo",
+    "Waiver",
     "content_root",
     "export_winner",
+    "exported_from",
     "lay_out",
     "load_exported",
     "load_manifest",
+    "read_waivers",
 ]

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from workbench.artifact import BoundBuffer, Launch, Resources, Toolchain
 from workbench.cost import Prediction
+from workbench.export.provenance import Provenance
+from workbench.export.waivers import Waiver
 from workbench.verify.report import Verdict
 
 FORMAT = 1
@@ -47,7 +49,9 @@ class CheckVerdict(_Data):
     name: str
     verdict: Verdict
     waived: bool = False
-    """True if the check could not decide and a person waived it by name."""
+    """True if the check could not decide and a person waived it by name, or each of its findings."""
+    waivers: tuple[Waiver, ...] = ()
+    """Of its findings, where a file of waivers named them."""
 
 
 class Manifest(_Data):
@@ -73,6 +77,8 @@ class Manifest(_Data):
     verified_on: str
     """`simulator` or the CUDA device's name."""
     checks: tuple[CheckVerdict, ...]
+    provenance: Provenance | None = None
+    """What the checks rest on; absent in exports of earlier versions."""
     prediction: Prediction | None
     """Predicted time with its premises; a measured time is never written here."""
     run: RunInfo | None
