@@ -286,6 +286,7 @@ def schemas() -> dict[str, type[BaseModel]]:
     from workbench.agent.run import RunResult
     from workbench.export.manifest import Manifest
     from workbench.memory_model import LitmusDocument
+    from workbench.report.claims.judge import ClaimsDocument
     from workbench.tune import ReplayReport
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
@@ -293,6 +294,7 @@ def schemas() -> dict[str, type[BaseModel]]:
 
     return {
         "audit": AuditDocument,
+        "claims": ClaimsDocument,
         "db-export": ExportedRecordsDocument,
         "db-import": ImportedRecordsDocument,
         "db-list": RecordsDocument,
