@@ -31,3 +31,7 @@ class ContentError(WorkbenchError):
 
 class MissingToolError(WorkbenchError):
     """An external program or package that is absent; the message says how to install it."""
+
+
+class MemoryShortageError(WorkbenchError):
+    """This machine has not enough memory left; says nothing about what was being worked on."""

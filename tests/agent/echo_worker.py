@@ -1,8 +1,10 @@
 """A worker for tests: does what its job says."""
 
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 with os.fdopen(int(sys.argv[1]), "w") as out:
     for line in sys.stdin:
@@ -11,6 +13,16 @@ with os.fdopen(int(sys.argv[1]), "w") as out:
             time.sleep(600)
         if verb == "die":
             os._exit(7)
+        if verb == "starve":  # FILE: dies the first time; then says how many workers there are
+            if not Path(rest).exists():
+                Path(rest).touch()
+                os.kill(os.getpid(), 9)
+            siblings = subprocess.run(["pgrep", "-cP", str(os.getppid())], capture_output=True, text=True)
+            rest = siblings.stdout.strip()
+        if verb == "starve-always":
+            os._exit(71)
+        if verb == "wait":
+            time.sleep(float(rest))
         if verb == "fork-and-hang":
             if os.fork() == 0:
                 time.sleep(600)

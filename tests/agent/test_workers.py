@@ -56,6 +56,23 @@ def test_a_dead_worker_costs_only_its_own_job():
     assert answers[1] == "say 1\n" and answers[3] == "say 3\n"
 
 
+def test_what_ran_out_of_memory_is_tried_once_more_with_nothing_beside_it(tmp_path):
+    starved = tmp_path / "starved"
+    with pool(seconds=30) as p:
+        answers = dict(p.run([f"starve {starved}", "wait 0.5", "say 2", "say 3", "wait 0.1", "say 5"]))
+    assert answers.pop(0) == "starve 1\n"  # one worker, itself
+    assert answers == {1: "wait 0.5\n", 2: "say 2\n", 3: "say 3\n", 4: "wait 0.1\n", 5: "say 5\n"}
+
+
+def test_what_runs_out_of_memory_alone_too_is_reported_so_and_the_rest_goes_on():
+    with pool(seconds=30) as p:
+        answers = dict(p.run(["starve-always", "say 1", "starve-always", "say 3"]))
+    for n in (0, 2):
+        lost = answers.pop(n)
+        assert isinstance(lost, Lost) and lost.reason == "memory" and "alone" in lost.detail
+    assert answers == {1: "say 1\n", 3: "say 3\n"}
+
+
 def test_leaving_the_pool_leaves_no_process():
     with pool(count=1) as p:
         p.add("hang")

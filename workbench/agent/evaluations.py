@@ -14,7 +14,7 @@ from types import TracebackType
 
 from workbench.agent.evaluate import Job
 from workbench.agent.events import CandidateFinished, CandidateStarted, OnEvent
-from workbench.agent.run import Candidate, Proposal, RunStore, Status
+from workbench.agent.run import Candidate, Proposal, RunStore, lost
 from workbench.agent.workers import Lost, WorkerPool
 from workbench.verify.runs import Level
 
@@ -100,8 +100,7 @@ class Evaluations:
     def _finish(self, ticket: int, answer: str | Lost) -> None:
         proposal, level, future = self._open[ticket]
         if isinstance(answer, Lost):
-            reason = f"{answer.reason}: {answer.detail}"
-            candidate = Candidate(proposal=proposal, status=Status.FAILED, reason=reason)
+            candidate = lost(proposal, answer.reason, answer.detail)
         else:
             candidate = Candidate.model_validate_json(answer)
         if level is Level.SCREEN:  # before it counts as evaluated: an interruption in between costs nothing

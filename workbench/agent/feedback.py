@@ -52,6 +52,8 @@ def describe(
         )
     if candidate.status is Status.FAILED:
         lines += _failure(candidate)
+    if candidate.status is Status.LOST:
+        lines += [candidate.reason, "this says nothing about the kernel; submit it again, or a smaller one"]
     if candidate.report is not None:
         failing = [c for c in candidate.report.checks if c.verdict is not Verdict.PASS]
         for check in failing:

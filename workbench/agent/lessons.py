@@ -70,7 +70,7 @@ class Lessons:
             return
         counted: Counter[tuple[str, str]] = Counter()
         for c in candidates:
-            if c.status is not Status.VERIFIED and c.reason:
+            if c.status not in (Status.VERIFIED, Status.LOST) and c.reason:
                 counted[c.status.value, _general(c.reason)] += 1
         counted.update({("author", " ".join(text.split())[:400]): 1 for text in said if text.strip()})
         for (kind, text), count in counted.items():

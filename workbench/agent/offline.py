@@ -22,7 +22,7 @@ from workbench.agent.events import (
 )
 from workbench.agent.finals import choose
 from workbench.agent.record import record_of
-from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status
+from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status, lost
 from workbench.agent.workers import Lost, WorkerPool
 from workbench.cost import Machine, load_machine, roofline
 from workbench.errors import WorkbenchError
@@ -157,7 +157,8 @@ def _search(context: _Context, pool: WorkerPool, records: RecordStore) -> list[C
     settings = context.settings
     studies = {t.name: _study(context, t) for t in context.templates}
     trials: dict[int, Trial] = {}
-    known = context.store.candidates()
+    # What was lost for want of memory is tried anew: this time there may be more.
+    known = {i: c for i, c in context.store.candidates().items() if c.status is not Status.LOST}
     context.on_event(RunStarted(settings, len(known)))
     candidates: list[Candidate] = []
     for number in range(settings.rounds):
@@ -269,7 +270,6 @@ def _in_workers(
     ]
     for i, answer in pool.run(jobs, lambda i: on_start(proposals[i])):
         if isinstance(answer, Lost):
-            reason = f"{answer.reason}: {answer.detail}"
-            yield Candidate(proposal=proposals[i], status=Status.FAILED, reason=reason)
+            yield lost(proposals[i], answer.reason, answer.detail)
         else:
             yield Candidate.model_validate_json(answer)

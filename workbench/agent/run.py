@@ -41,6 +41,8 @@ class Status(StrEnum):
     """A check failed or could not decide."""
     FAILED = "failed"
     """It did not compile, crashed, or ran out of time."""
+    LOST = "lost"
+    """Nothing is known of it: this machine had not enough memory to evaluate it, alone neither."""
 
 
 class Proposal(_Data):
@@ -66,7 +68,7 @@ class Candidate(_Data):
     proposal: Proposal
     status: Status
     reason: str = ""
-    """Why it was refused or failed; empty if verified."""
+    """Why it was refused, failed or lost; empty if verified."""
     source_hash: str = ""
     artifact_key: str | None = None
     object_hash: str = ""
@@ -87,6 +89,12 @@ class Candidate(_Data):
         if self.status is not Status.VERIFIED or self.prediction is None:
             return None
         return self.prediction.us
+
+
+def lost(proposal: Proposal, reason: str, detail: str) -> Candidate:
+    """The outcome of a proposal whose worker did not answer: `timeout`, `crash` or `memory`."""
+    status = Status.LOST if reason == "memory" else Status.FAILED
+    return Candidate(proposal=proposal, status=status, reason=f"{reason}: {detail}")
 
 
 class AgentSettings(_Data):

@@ -5,6 +5,7 @@ It ends with whoever started it, in the middle of a job too: nobody would read t
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -13,7 +14,8 @@ import threading
 
 from workbench.agent.evaluate import Evaluator, Job
 from workbench.agent.run import Candidate, Status
-from workbench.errors import WorkbenchError
+from workbench.agent.workers import OUT_OF_MEMORY
+from workbench.errors import MemoryShortageError, WorkbenchError
 
 
 def serve(answers: int) -> None:
@@ -29,12 +31,26 @@ def serve(answers: int) -> None:
             job = Job.model_validate_json(line)
             try:
                 outcome = evaluate(job)
-            except (WorkbenchError, MemoryError) as e:
+            except Exception as e:
+                if is_shortage(e):
+                    os._exit(OUT_OF_MEMORY)
+                if not isinstance(e, WorkbenchError):
+                    raise
                 outcome = Candidate(
                     proposal=job.proposal, status=Status.FAILED, reason=f"{type(e).__name__}: {e}"
                 )
             out.write(outcome.model_dump_json() + "\n")
             out.flush()
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether an error says that the machine has no memory left, which is not the candidate's fault."""
+    if isinstance(error, (MemoryError, MemoryShortageError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # torch has no type of its own for this on the CPU
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _end_with_parent() -> None:

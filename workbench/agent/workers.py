@@ -1,5 +1,8 @@
 """A pool of evaluation processes that survives any of them: a worker that hangs or dies costs its own job.
 
+A worker that dies for want of memory may be the victim of others: its job is tried once more with no other
+worker beside it, before it is given up.
+
 Workers are fresh interpreters that read one JSON job a line on standard input and answer one JSON line on a
 private pipe: a pool works the same from a script, a notebook or a test, and nothing but data crosses over.
 Of the environment they inherit what they need, and no credentials.
@@ -23,6 +26,8 @@ from workbench.environment import kept
 
 STARTUP_SECONDS = 60.0
 """Grace for a worker's first job: it imports torch and loads the op's inputs."""
+OUT_OF_MEMORY = 71
+"""Exit code of a worker that could not get the memory it needs."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Lost:
     """A job that came to nothing because its worker had to be killed or died."""
 
     reason: str
-    """`timeout` or `crash`."""
+    """`timeout`, `crash`, or `memory`: it ran out twice, the second time alone."""
     detail: str
 
 
@@ -41,6 +46,8 @@ class _Worker:
     """File descriptor the worker's answers are read from."""
     job: int | None = None
     """Ticket of the job it works on."""
+    text: str = ""
+    """The job itself."""
     deadline: float = 0.0
     fresh: bool = True
     received: bytearray = field(default_factory=bytearray)
@@ -60,6 +67,10 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._waiting: deque[tuple[int, str]] = deque()
+        self._again: deque[tuple[int, str]] = deque()
+        """Jobs whose worker ran out of memory."""
+        self._alone: int | None = None
+        """Ticket of the job that nothing else may run beside."""
         self._tickets = 0
 
     def __enter__(self) -> WorkerPool:
@@ -103,6 +114,17 @@ class WorkerPool:
         yield from self._collect(patience)
 
     def _hand_out(self, on_start: Callable[[int], None] | None) -> None:
+        if self._alone is not None:
+            return
+        if self._again:  # what runs goes to its end, nothing new begins
+            if any(w.job is not None for w in self._workers):
+                return
+            for idle in list(self._workers):
+                self._kill(idle)
+            ticket, job = self._again.popleft()
+            self._alone = ticket
+            self._give(self._start(), ticket, job)
+            return
         while self._waiting:
             worker = next((w for w in self._workers if w.job is None), None)
             if worker is None:
@@ -110,15 +132,42 @@ class WorkerPool:
                     return
                 worker = self._start()
             ticket, job = self._waiting.popleft()
-            worker.job = ticket
-            worker.deadline = time.monotonic() + self._limit + (STARTUP_SECONDS if worker.fresh else 0.0)
-            assert worker.process.stdin is not None
-            # A worker that died since its last answer is noticed when its pipe is read.
-            with contextlib.suppress(BrokenPipeError):
-                worker.process.stdin.write(job.encode() + b"\n")
-                worker.process.stdin.flush()
+            self._give(worker, ticket, job)
             if on_start is not None:
                 on_start(ticket)
+
+    def _give(self, worker: _Worker, ticket: int, job: str) -> None:
+        worker.job, worker.text = ticket, job
+        worker.deadline = time.monotonic() + self._limit + (STARTUP_SECONDS if worker.fresh else 0.0)
+        assert worker.process.stdin is not None
+        # A worker that died since its last answer is noticed when its pipe is read.
+        with contextlib.suppress(BrokenPipeError):
+            worker.process.stdin.write(job.encode() + b"\n")
+            worker.process.stdin.flush()
+
+    def _died(self, worker: _Worker) -> Iterator[tuple[int, Lost]]:
+        """Note the death of a worker; yields what became of its job, unless that is tried again."""
+        code, ticket = worker.process.wait(), worker.job
+        self._kill(worker)
+        if ticket is None:
+            return
+        # Nobody but the kernel kills a worker that this pool did not.
+        starved = code in (-signal.SIGKILL, OUT_OF_MEMORY)
+        if starved and self._alone != ticket:
+            self._again.append((ticket, worker.text))
+            return
+        self._settle(ticket)
+        if starved:
+            yield (
+                ticket,
+                Lost("memory", "the evaluation process ran out of memory twice, the second time alone"),
+            )
+        else:
+            yield ticket, Lost("crash", f"the evaluation process ended with code {code}")
+
+    def _settle(self, ticket: int) -> None:
+        if self._alone == ticket:
+            self._alone = None
 
     def _collect(self, patience: float | None) -> Iterator[tuple[int, str | Lost]]:
         busy = [w for w in self._workers if w.job is not None]
@@ -129,24 +178,22 @@ class WorkerPool:
             worker: _Worker = key.data
             chunk = os.read(worker.answers, 1 << 20)
             if not chunk:
-                code = worker.process.wait()
-                job = worker.job
-                self._kill(worker)
-                if job is not None:
-                    yield job, Lost("crash", f"the evaluation process ended with code {code}")
+                yield from self._died(worker)
                 continue
             worker.received += chunk
             if worker.received.endswith(b"\n") and worker.job is not None:
-                answer, job = worker.received.decode(), worker.job
+                answer, ticket = worker.received.decode(), worker.job
                 worker.received.clear()
                 worker.job, worker.fresh = None, False
-                yield job, answer
+                self._settle(ticket)
+                yield ticket, answer
         now = time.monotonic()
         for worker in [w for w in self._workers if w.job is not None and w.deadline <= now]:
-            job = worker.job
+            late = worker.job
             self._kill(worker)
-            assert job is not None
-            yield job, Lost("timeout", f"no answer within {self._limit:.0f} s")
+            assert late is not None
+            self._settle(late)
+            yield late, Lost("timeout", f"no answer within {self._limit:.0f} s")
 
     def _start(self) -> _Worker:
         read_end, write_end = os.pipe()

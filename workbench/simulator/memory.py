@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.errors import UnknownNameError, WorkbenchError
+from workbench.errors import MemoryShortageError, UnknownNameError, WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.simulator.multimem import MulticastRange
@@ -29,6 +29,8 @@ MULTICAST, MULTICAST_END = 0x7E00_0000_0000, 0x7E80_0000_0000
 GUARD = 4096
 """Least distance in bytes between two allocations, and from either end of the arena."""
 DEFAULT_CAPACITY = 1 << 36
+_LARGE = 1 << 22
+"""Bytes from which giving pages back is cheaper than writing zeros."""
 _PAGE = mmap.PAGESIZE
 
 
@@ -62,7 +64,7 @@ class Memory:
         capacity: address space in bytes; it is reserved, not used.
 
     Raises:
-        WorkbenchError: if the machine refuses the reservation.
+        MemoryShortageError: if the machine refuses the reservation.
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -71,7 +73,7 @@ class Memory:
             self._arena = _shared(capacity)
             self._shadow = _shared(capacity)
         except (OSError, ValueError) as error:
-            raise WorkbenchError(
+            raise MemoryShortageError(
                 f"cannot reserve {capacity >> 20} MiB of address space for simulated memory ({error}); "
                 "allow overcommit or pass a smaller capacity"
             ) from error
@@ -155,8 +157,15 @@ class Memory:
     def poison(self, name: str, byte: int) -> None:
         """Fill a buffer with `byte` and call all of it unwritten."""
         a = self.allocation(name)
-        self.bytes[a.start : a.end] = byte
-        self.shadow[a.start : a.end] = 0
+        first, last = -(-a.start // _PAGE) * _PAGE, a.end // _PAGE * _PAGE
+        if byte == 0 and last - first >= _LARGE:  # give the pages back: most have never been touched
+            for part in (slice(a.start, first), slice(last, a.end)):
+                self.bytes[part] = self.shadow[part] = 0
+            self._arena.madvise(mmap.MADV_REMOVE, first, last - first)
+            self._shadow.madvise(mmap.MADV_REMOVE, first, last - first)
+        else:
+            self.bytes[a.start : a.end] = byte
+            self.shadow[a.start : a.end] = 0
         a.initialized = False
 
     def mark_written(self, name: str) -> None:
