@@ -25,18 +25,22 @@ from workbench.workspace import Workspace
 PACKAGE = "k3_decode"
 FORMAT = 1
 RELEASE = "0.1.0"
+ENTRY_POINTS = "[vllm.general_plugins]\nk3_decode = k3_decode.vllm:register\n"
 _HERE = Path(__file__).resolve().parent
 _PROJECT = {"backend.py", "pyproject.toml", "README.md", "LICENSE", PACKAGE, "dist", "entry_points.txt"}
 """What an export may find in its folder and replace."""
 
 
-def write_module(workspace: Workspace, out: Path, pick: Collection[str] = ()) -> ModuleDocument:
+def write_module(
+    workspace: Workspace, out: Path, pick: Collection[str] = (), plugin: bool = False
+) -> ModuleDocument:
     """Write the package to `out`, its wheel to `out/dist`. The same winners give the same bytes.
 
     Args:
         workspace: whose winners and contracts travel.
         out: a new folder, an empty one, or one that an earlier export wrote.
         pick: keys of winners to take where several of one configuration cannot be ranked.
+        plugin: with the vLLM plugin and its entry point.
 
     Raises:
         ContentError: naming a winner or a verifier that cannot travel.
@@ -45,7 +49,7 @@ def write_module(workspace: Workspace, out: Path, pick: Collection[str] = ()) ->
     shown, out = out, out.resolve()
     _refuse_other_files(out)
     contents = collect(workspace, pick)
-    files, version = _files(workspace, contents)
+    files, version = _files(workspace, contents, plugin)
     wheel, nbytes = _replace(out, files)
     return ModuleDocument(
         folder=str(shown),
@@ -70,7 +74,7 @@ def write_module(workspace: Workspace, out: Path, pick: Collection[str] = ()) ->
     )
 
 
-def _files(workspace: Workspace, contents: Contents) -> tuple[dict[str, bytes], str]:
+def _files(workspace: Workspace, contents: Contents, plugin: bool) -> tuple[dict[str, bytes], str]:
     """All files by path relative to the project, and the version, which holds a hash of the others."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -78,6 +82,8 @@ def _files(workspace: Workspace, contents: Contents) -> tuple[dict[str, bytes], 
         "kernels": [kernel_entry(k, contents.ops[k.manifest.op]) for k in contents.winners],
     }
     package = {p.name: p.read_bytes() for p in sorted((_HERE / PACKAGE).glob("*.py"))}
+    if plugin:
+        package |= {f"vllm/{p.name}": p.read_bytes() for p in sorted((_HERE / PACKAGE / "vllm").glob("*.py"))}
     package["launch.py"] = Path(launcher.__file__).read_bytes()  # in place of the one that imports it
     package |= {f"contract/{n}": data for n, data in contract_files(workspace, contents.ops).items()}
     for kernel in contents.winners:
@@ -96,10 +102,13 @@ def _files(workspace: Workspace, contents: Contents) -> tuple[dict[str, bytes], 
     files = {f"{PACKAGE}/{name}": data for name, data in package.items()}
     project = _HERE / "project"
     filled = {"VERSION": version, "TABLE": _table(contents), "REFERENCE": ", ".join(_by_reference(contents))}
+    filled["PLUGIN"] = (project / "README.vllm.md.in").read_text() if plugin else ""
     for name in ("pyproject.toml", "README.md"):
         files[name] = _fill((project / f"{name}.in").read_text(), filled).encode()
     files["backend.py"] = (project / "backend.py").read_bytes()
     files["LICENSE"] = _licence()
+    if plugin:
+        files["entry_points.txt"] = ENTRY_POINTS.encode()
     return files, version
 
 

@@ -115,7 +115,7 @@ def attend(
         latent: leading columns of a cache row that are attended to.
         key_scale: of the cache's numbers.
     """
-    rows = cache.view(torch.float8_e4m3fn).double()[pages.clamp(min=0).long()].flatten(1, 2)
+    rows = cache[pages.clamp(min=0).long()].view(torch.float8_e4m3fn).double().flatten(1, 2)
     logits = torch.einsum("bhw,btw->bht", query.view(torch.float8_e4m3fn).double(), rows) * scale
     there = torch.arange(rows.shape[1], device=rows.device)[None] < lengths[:, None]
     logits = logits.masked_fill(~there[:, None], -torch.inf)
