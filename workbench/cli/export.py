@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from workbench.report.documents import ModuleDocument
 
-TARGETS = ("module",)
+TARGETS = ("module", "vllm")
 """What `--to` takes."""
 
 
@@ -41,7 +41,11 @@ def command(
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="TARGET", help="Write all winners as a package instead: module."),
+        typer.Option(
+            "--to",
+            metavar="TARGET",
+            help="Write all winners as a package instead: module, or vllm with its plugin.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder that the package is written to.")
@@ -138,7 +142,7 @@ def _package(shell: Shell, to: str, out: Path | None, pick: list[str], given: li
         raise WorkbenchError(f"--to {to} needs --out DIR, the folder to write")
     from workbench.export.module import write_module
 
-    document = write_module(shell.workspace(), out, pick)
+    document = write_module(shell.workspace(), out, pick, plugin=to == "vllm")
     shell.show(document, lambda console: _show_package(document, console))
 
 
