@@ -142,6 +142,9 @@ class Artifact(_Data):
     launches: tuple[Launch, ...]
     resources: dict[str, Resources]
     """By PTX entry name."""
+    fences: tuple[str, ...] | None = None
+    """Fences that held around the process that ran the source; None if it was compiled before they were
+    recorded."""
     ptx: str = Field(repr=False)
     cubin: bytes = Field(repr=False)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from candidates import copy, request
 
-from workbench.compile import FENCES, CompileError, CompileServer, Limits, policy, sandbox
+from workbench.compile import FENCES, CompileError, CompileServer, Limits, compile_candidate, policy, sandbox
 from workbench.environment import kept
+from workbench.report.markdown import sandbox_line
 
 CANARY = "sk-canary-7d1f0a"
 
@@ -53,6 +54,17 @@ def test_what_need_not_hold_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv(policy.VARIABLE, raising=False)
     with CompileServer(without_fences=("network", "capabilities", "bwrap")) as server:
         assert set(server.trace(request(copy()), Limits()).fences) == {"landlock", "seccomp", "rlimits"}
+
+
+def test_the_artifact_says_which_fences_held_and_so_does_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(policy.VARIABLE, "1")
+    with CompileServer(without_fences=("seccomp", "bwrap")) as server:
+        artifact = compile_candidate(request(copy()), server=server)
+    assert artifact.fences is not None and not policy.lacking((*artifact.fences, "seccomp"))
+    assert "not fenced in: system calls (seccomp)" in sandbox_line(artifact)
+    whole = artifact.model_copy(update={"fences": ("bwrap", "seccomp", "rlimits")})
+    assert sandbox_line(whole) == "Compiled in a sandbox; fences that held: bwrap, seccomp, rlimits."
+    assert "before the fences" in sandbox_line(artifact.model_copy(update={"fences": None}))
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

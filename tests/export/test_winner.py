@@ -32,6 +32,9 @@ def test_the_folder_holds_the_kernel_and_its_evidence(
     assert (folder / "kernel.cubin").read_bytes() == artifact.cubin
     assert "EXIT" in (folder / "kernel.sass").read_text()
     assert "ordering/static" in (folder / "REPORT.md").read_text()
+    assert "Compiled in a sandbox; fences that held: " in (folder / "REPORT.md").read_text()
+    fences = load_manifest(folder).fences
+    assert fences is not None and {"seccomp", "rlimits"} <= set(fences)
 
 
 def test_the_manifest_suffices_to_launch(folder: Path, artifact: Artifact) -> None:

@@ -65,8 +65,8 @@ class Traced(BaseModel):
     """Version of nvidia-cutlass-dsl."""
     flavour: str
     """CUDA version of the DSL's libraries, such as `13.4`."""
-    fences: tuple[str, ...]
-    """Sandbox fences that held."""
+    fences: tuple[str, ...] = ()
+    """Sandbox fences that held, said before any candidate code ran."""
     seconds: float = 0.0
     """Wall-clock time of the child; the server's word, as is the next."""
     rss_bytes: int = 0
@@ -81,7 +81,6 @@ class _Failed(BaseModel):
     message: str
     line: int | None
     detail: str
-    fences: tuple[str, ...] = ()
 
 
 class _Header(BaseModel):
@@ -92,6 +91,7 @@ class _Header(BaseModel):
     code: int
     seconds: float
     rss_bytes: int
+    fences: tuple[str, ...]
     log: str
 
 
@@ -376,4 +376,5 @@ def _interpret(header: _Header, body: bytes, nonce: str, limits: Limits) -> Trac
     except (ValueError, ValidationError, RecursionError) as e:
         raise CompileError("crash", "the compile process answered with something that is no result",
                            detail=f"{e}\n{log}") from e  # fmt: skip
-    return traced.model_copy(update={"seconds": header.seconds, "rss_bytes": header.rss_bytes})
+    seen = {"seconds": header.seconds, "rss_bytes": header.rss_bytes, "fences": header.fences}
+    return traced.model_copy(update=seen)

@@ -101,6 +101,7 @@ def _build(
         buffers=request.buffers,
         launches=launches,
         resources={name: _resources(k, assembled.spills.get(name)) for name, k in cubin.kernels.items()},
+        fences=traced.fences,
         ptx=ptx,
         cubin=assembled.cubin,
     )

@@ -8,6 +8,8 @@ output, one at a time:
     answer  8 bytes length, JSON {"status", "signal", "code", "seconds", "rss_bytes", "fences", "log"},
             8 bytes length, the child's bytes (empty unless status is "answer")
 
+A child's first line says which fences hold around it; the rest is the answer.
+
 It ends, and kills the running child, when its standard input closes, which is what happens when the process
 that started it dies.
 """
@@ -127,6 +129,7 @@ def _serve(
         os.kill(pid, signal.SIGKILL)
     _, wait_status, usage = os.wait4(pid, 0)
     os.close(read)
+    told, whole, body = body.partition(b"\n")
     killed_by = os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else 0
     code = os.WEXITSTATUS(wait_status) if os.WIFEXITED(wait_status) else 0
     if status == "ended":
@@ -144,6 +147,7 @@ def _serve(
         "code": code,
         "seconds": time.monotonic() - start,
         "rss_bytes": usage.ru_maxrss * 1024,
+        "fences": json.loads(told) if whole else [],
         "log": _tail(log),
     }
     shutil.rmtree(folder, ignore_errors=True)
@@ -237,6 +241,8 @@ def _child(
         limits["seconds"], limits["memory_bytes"], limits["file_bytes"], limits["open_files"]
     )
     fences = outer + sandbox.apply(bounds, [str(folder)], sandbox.readable_paths(), message["without"])
+    # Said before any candidate code runs: what it may then do to this process changes nothing of it.
+    os.write(write, json.dumps(fences).encode() + b"\n")
     missing = [f for f in message["required"] if f not in fences]
     if message["policy"]:
         missing += policy.lacking(fences)
@@ -245,7 +251,6 @@ def _child(
                                   "message": policy.refusal(missing)}  # fmt: skip
     else:
         result = compile_job(message["job"], folder)
-    result["fences"] = fences
     try:
         data = json.dumps(result).encode()
     except MemoryError:

@@ -74,6 +74,8 @@ class Manifest(_Data):
     """In stream order, with the buffer and offset that feed each parameter."""
     resources: dict[str, Resources]
     """By PTX entry."""
+    fences: tuple[str, ...] | None = None
+    """Fences that held around the process that ran `kernel.py` to compile it; absent in earlier exports."""
     verified_on: str
     """`simulator` or the CUDA device's name."""
     checks: tuple[CheckVerdict, ...]

@@ -66,6 +66,7 @@ def kernel_markdown(
         *_prediction(prediction),
         "## Toolchain",
         _toolchain(artifact),
+        sandbox_line(artifact),
     ]
     if run is not None:
         parts.append(f"Found by run `{run.run_id}` among {run.candidates} candidates.")
@@ -171,6 +172,21 @@ def _toolchain(artifact: Artifact) -> str:
         f"CuTe DSL {t.dsl} (CUDA {t.flavour}), PTX ISA {t.ptx_isa}, ptxas {t.ptxas}"
         f" ({_code(' '.join(t.ptxas_flags)) if t.ptxas_flags else 'no flags'})."
     )
+
+
+def sandbox_line(artifact: Artifact) -> str:
+    """What fenced in the process that ran the source, in one sentence."""
+    from workbench.compile import policy
+
+    if artifact.fences is None:
+        return "It was compiled before the fences of the compile sandbox were recorded."
+    held = ", ".join(artifact.fences) or "none"
+    if missing := policy.lacking(artifact.fences):
+        return (
+            f"Compiled without a whole sandbox, as `--unsafe-compile` allows: not fenced in: "
+            f"{', '.join(missing)}; fences that held: {held}."
+        )
+    return f"Compiled in a sandbox; fences that held: {held}."
 
 
 def _place(finding: Finding) -> str:
