@@ -15,6 +15,7 @@ from workbench.verify.report import Check, Report, Verdict
 from workbench.workspace import Workspace
 
 if TYPE_CHECKING:
+    from tests.export.evidence_bundles import Evidence
     from tests.export.module_winners import SimulatedProgram
 
 TUNED = (1, 8, 16, 32)
@@ -56,6 +57,14 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture(scope="session")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """A workspace with one kernel, verified in full and exported, and a bundle of it."""
+    from tests.export.evidence_bundles import made
+
+    return made(tmp_path_factory.mktemp("evidence"))
+
+
+@pytest.fixture(scope="session")
 def winners() -> list[Artifact]:
     """rmsnorm tuned at 1, 8, 16 and 32 rows, at 64 for sm_100a; what a small layer can use."""
     from tests.export.module_winners import compiled
@@ -76,7 +85,7 @@ def project(winners: list[Artifact], tmp_path_factory: pytest.TempPathFactory) -
     from workbench.export.module import write_module
 
     root = tmp_path_factory.mktemp("module")
-    write_module(put(Workspace(root / "space"), *winners), root / "project")
+    write_module(put(Workspace(root / "space"), *winners), root / "project", plugin=True)
     return root / "project"
 
 
