@@ -39,7 +39,7 @@ def norm(batch: int, width: int = 7168) -> dict[str, torch.Tensor]:
 
 
 def test_the_same_winners_give_the_same_bytes(winners: list[Artifact], project: Path, tmp_path: Path) -> None:
-    write_module(put(Workspace(tmp_path / "other"), *winners), tmp_path / "again")
+    write_module(put(Workspace(tmp_path / "other"), *winners), tmp_path / "again", plugin=True)
     for path in sorted(p for p in project.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
         assert (tmp_path / "again" / path.relative_to(project)).read_bytes() == path.read_bytes(), path
 

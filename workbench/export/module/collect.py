@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.artifact import BoundBuffer
+from workbench.compile.checks import check_arch, check_launches, read_ptx_header
 from workbench.errors import ContentError, UnknownNameError, WorkbenchError
 from workbench.export.manifest import Manifest
 from workbench.export.module.infer import inference
 from workbench.export.module.padding import PADDING, padding_problem
 from workbench.export.winner import KEY_LENGTH, ExportedKernel, load_exported
+from workbench.isa.cubin import read_cubin
 from workbench.ops import Op, Role, load_op
 from workbench.ops.dtypes import DType
 from workbench.workspace import Workspace
@@ -227,6 +229,12 @@ def _check(kernel: ExportedKernel, ops: Mapping[str, Op]) -> None:
     op = ops.get(m.op)
     if op is None:
         raise ContentError(kernel.folder, f"is a kernel of {m.op}, for which there is no verifier")
+    try:
+        header, cubin = read_ptx_header(kernel.artifact.ptx), read_cubin(kernel.artifact.cubin)
+        check_arch(header, cubin, m.arch)
+        check_launches(m.launches, header, cubin)
+    except WorkbenchError as e:
+        raise ContentError(kernel.folder, f"is not what its manifest says: {e}; export it again") from e
     held = {b.name: b for b in m.buffers}
     for problem in _differences(op, m.axes, held):
         raise ContentError(

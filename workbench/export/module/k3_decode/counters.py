@@ -11,6 +11,7 @@ log = logging.getLogger("k3_decode")
 _lock = threading.Lock()
 _kernels: Counter[tuple[str, str]] = Counter()
 _fallbacks: Counter[tuple[str, str]] = Counter()
+_padded: Counter[tuple[str, int, int]] = Counter()
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,20 @@ class Counts:
     """By op and the kernel's key."""
     fallbacks: dict[tuple[str, str], int]
     """By op and reason."""
+    padded: dict[tuple[str, int, int], int]
+    """Calls of a batch that was not verified, answered at the next larger that was: by op, rows and rows of
+    the kernel. They are among `kernels` too."""
 
 
-def ran(op: str, key: str) -> None:
-    """Count a call that a kernel answered."""
+def ran(op: str, key: str, rows: int, of: int) -> None:
+    """Count a call of `rows` rows answered by a kernel of `of` rows; new paddings are logged."""
     with _lock:
         _kernels[op, key] += 1
+        if rows != of:
+            _padded[op, rows, of] += 1
+        first = rows != of and _padded[op, rows, of] == 1
+    if first:
+        log.info("%s: %d rows run as %d, for which a kernel was verified", op, rows, of)
 
 
 def fell_back(op: str, reason: str) -> None:
@@ -41,7 +50,7 @@ def fell_back(op: str, reason: str) -> None:
 def counts() -> Counts:
     """A copy of the counts."""
     with _lock:
-        return Counts(dict(_kernels), dict(_fallbacks))
+        return Counts(dict(_kernels), dict(_fallbacks), dict(_padded))
 
 
 def reset() -> None:
@@ -49,3 +58,4 @@ def reset() -> None:
     with _lock:
         _kernels.clear()
         _fallbacks.clear()
+        _padded.clear()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
+import sys
 
+from .counters import log
 from .dispatch import Requirement
 
 SWITCH = "K3_DECODE_DISABLE"
-"""Environment variable that turns kernels off."""
+"""Environment variable that turns kernels off: `all`, `OP`, `OP@ROWS`, `OP@FROM-TO`, commas between."""
 _ARCHES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
 
@@ -38,12 +41,39 @@ def torch_there() -> Requirement:
     return Requirement("torch", True, torch.__version__)
 
 
-def enabled(op: str) -> Requirement:
-    """Whether kernels of the op are wanted: `K3_DECODE_DISABLE` names ops to run by reference, or `all`."""
-    off = {name.strip() for name in os.environ.get(SWITCH, "").split(",")}
-    if op in off or "all" in off:
-        return Requirement("switch", False, f"{SWITCH} turns the kernels of {op} off")
+def enabled(op: str, batch: int) -> Requirement:
+    """Whether the op's kernels are wanted at a batch: what `K3_DECODE_DISABLE` names runs by reference."""
+    said = os.environ.get(SWITCH, "")
+    for which, least, most in _switched_off(said):
+        if which in (op, "all") and least <= batch <= most:
+            rows = (
+                "" if most == _ALL_ROWS else f" at {least} to {most} rows" if most > least else f" at {least}"
+            )
+            return Requirement("switch", False, f"{SWITCH} turns the kernels of {op} off{rows}")
     return Requirement("switch", True, f"{SWITCH} turns nothing off here")
+
+
+def switched_off() -> tuple[str, ...]:
+    """What `K3_DECODE_DISABLE` names, without rows."""
+    return tuple(which for which, _, _ in _switched_off(os.environ.get(SWITCH, "")))
+
+
+_ALL_ROWS = sys.maxsize
+
+
+@functools.cache
+def _switched_off(said: str) -> tuple[tuple[str, int, int], ...]:
+    """Op or `all`, least and most rows of each entry; an entry that cannot be read is logged, once."""
+    found = []
+    for entry in filter(None, (part.strip() for part in said.split(","))):
+        read = re.fullmatch(r"(\w+)(?:@(\d+)(?:-(\d+))?)?", entry)
+        least = int(read[2] or 0) if read else 0
+        most = int(read[3] or read[2] or _ALL_ROWS) if read else -1
+        if read is None or most < least:
+            log.warning("%s: %r is none of all, OP, OP@ROWS, OP@FROM-TO; it turns nothing off", SWITCH, entry)
+        else:
+            found.append((read[1], least, most))
+    return tuple(found)
 
 
 @functools.cache

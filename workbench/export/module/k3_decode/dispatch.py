@@ -129,8 +129,11 @@ def _by_batch(request: Request, op: Op, left: Sequence[Kernel], met: list[Requir
     above = [b for b in verified if b >= request.batch]
 
     def answer(kernel: Kernel | None, detail: str) -> Decision:
-        last = Requirement("batch", kernel is not None, detail)
-        return Decision(request.op, kernel, request.batch, (*met, last))
+        last = [Requirement("batch", kernel is not None, detail)]
+        rest = {a: n for a, n in kernel.axes.items() if a not in request.axes} if kernel else {}
+        if rest:
+            last.append(Requirement("other axes", True, f"not asked for; verified at {_pairs(rest)}"))
+        return Decision(request.op, kernel, request.batch, (*met, *last))
 
     if request.batch < 1:
         return answer(None, f"a batch of {request.batch} has no rows")

@@ -75,9 +75,9 @@ def with_machine(decision: Decision) -> Decision:
     """The decision with this machine's requirements: torch, the launcher, the cubin as it was exported."""
     kernel = decision.kernel
     if kernel is None:
-        missing = (enabled(decision.op), torch_there(), launcher())
+        missing = (enabled(decision.op, decision.batch), torch_there(), launcher())
         return replace(decision, requirements=(*decision.requirements, *(r for r in missing if not r.met)))
-    met = [*decision.requirements, enabled(decision.op), torch_there(), launcher()]
+    met = [*decision.requirements, enabled(decision.op, decision.batch), torch_there(), launcher()]
     try:
         kernel.load()
         met.append(Requirement("cubin", True, kernel.cubin))

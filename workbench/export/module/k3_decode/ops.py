@@ -16,7 +16,7 @@ import torch
 
 from . import counters, reference, runtime
 from .contracts import Shape, infer, storage_shape
-from .device import SWITCH, arch_of, enabled
+from .device import SWITCH, arch_of, enabled, switched_off
 from .dispatch import Decision, Request, Requirement, decide
 from .explaining import with_machine
 from .launch import LaunchError
@@ -83,7 +83,7 @@ def call(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int]) 
             _plans[_key(op, tensors, given)] = planned
         else:
             made.run(tensors, planned.decision.batch, metadata_complete)
-            counters.ran(op.name, kernel.key)
+            counters.ran(op.name, kernel.key, planned.decision.batch, kernel.batch)
             return
     reason = planned.decision.reason
     if runtime.capturing(next(iter(tensors.values())).device):
@@ -156,7 +156,7 @@ def _decide(op: Op, tensors: Mapping[str, torch.Tensor], given: Mapping[str, int
     decision = decide(table(), Request(op.name, arch, axes.get("B", 1), others))
     if decision.kernel is None:
         return Plan(axes, decision)
-    wanted = enabled(op.name)
+    wanted = enabled(op.name, decision.batch)
     if not wanted.met:
         return _without(Plan(axes, decision), wanted)
     if pretended_arch is not None:
@@ -218,6 +218,9 @@ def _register_all() -> dict[str, Any]:
     except DamagedPackage as e:
         counters.log.warning("no op is registered: %s", e)
         return {}
+    for name in switched_off():
+        if name != "all" and name not in known:
+            counters.log.warning("%s names %s, which is no op: %s", SWITCH, name, ", ".join(known))
     return {name: _register(op) for name, op in known.items()}
 
 
