@@ -21,6 +21,7 @@ PAGES = "docs/rules"
 _CONTEXT = 2
 """Lines of code around a place."""
 _MOST_PLACES = 12
+_MOST_NAMES = 3
 
 
 def print_audit(document: AuditDocument, console: Console, listings: Sequence[Listing] = ()) -> None:
@@ -41,15 +42,11 @@ def print_audit(document: AuditDocument, console: Console, listings: Sequence[Li
         row = (str(c.accesses), str(c.proved), str(c.unknown))
         table.add_row(Text(name), t.arch, verdict_text(t.verdict), *row)
     console.print(table)
-    said: tuple[object, ...] | None = None
     for n, t in enumerate(document.targets):
         if t.findings:
             console.print(Text(f"{t.target}: {kernel_name(t.kernel)}", style="bold"), soft_wrap=True)
             _print_findings(t, console, listings[n] if n < len(listings) else Listing())
-        premises = (t.toolchain, t.assumptions)
-        if premises != said:
-            _print_premises(t, console)
-        said = premises
+    _print_premises(document.targets, console)
     for u in document.unreadable:
         console.print(Text.assemble(("not audited ", "bold red"), u.message), soft_wrap=True)
     console.print(Text.assemble("verdict: ", verdict_text(document.verdict)))
@@ -93,8 +90,20 @@ def _place(finding: Finding) -> str:
     return " / ".join(p for p in parts if p) or "an unknown place"
 
 
-def _print_premises(target: AuditTarget, console: Console) -> None:
-    if target.toolchain:
-        console.print(Text(f"made by: {target.toolchain}", style="dim"), soft_wrap=True)
-    for n, line in enumerate(target.assumptions):
-        console.print(Text(f"{'assumes: ' if not n else '         '}{line}", style="dim"), soft_wrap=True)
+def _print_premises(targets: Sequence[AuditTarget], console: Console) -> None:
+    """What made the code and what the verdicts rest on: each thing once, with the kernels if it is not all."""
+    several = len({t.target for t in targets}) > 1
+    for start, lines in (
+        ("made by: ", [(t, [t.toolchain] if t.toolchain else []) for t in targets]),
+        ("assumes: ", [(t, list(t.assumptions)) for t in targets]),
+    ):
+        holders: dict[str, list[str]] = {}
+        for t, said in lines:
+            name = kernel_name(t.kernel)
+            for line in said:
+                holders.setdefault(line, []).append(f"{t.target}: {name}" if several else name)
+        for n, (line, names) in enumerate(holders.items()):
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            whose = "" if len(names) == len(targets) else f" ({', '.join(names[:_MOST_NAMES])}{more})"
+            indent = start if not n else " " * len(start)
+            console.print(Text(f"{indent}{line}{whose}", style="dim"), soft_wrap=True)

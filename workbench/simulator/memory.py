@@ -154,19 +154,27 @@ class Memory:
         a = self.allocation(name)
         return self.bytes[a.start : a.end]
 
+    def unwrite(self, name: str) -> None:
+        """Call all of a buffer unwritten; its bytes stay."""
+        a = self.allocation(name)
+        first, last = -(-a.start // _PAGE) * _PAGE, a.end // _PAGE * _PAGE
+        if last - first >= _LARGE:
+            self.shadow[a.start : first] = self.shadow[last : a.end] = 0
+            self._shadow.madvise(mmap.MADV_REMOVE, first, last - first)
+        else:
+            self.shadow[a.start : a.end] = 0
+        a.initialized = False
+
     def poison(self, name: str, byte: int) -> None:
         """Fill a buffer with `byte` and call all of it unwritten."""
         a = self.allocation(name)
         first, last = -(-a.start // _PAGE) * _PAGE, a.end // _PAGE * _PAGE
         if byte == 0 and last - first >= _LARGE:  # give the pages back: most have never been touched
-            for part in (slice(a.start, first), slice(last, a.end)):
-                self.bytes[part] = self.shadow[part] = 0
+            self.bytes[a.start : first] = self.bytes[last : a.end] = 0
             self._arena.madvise(mmap.MADV_REMOVE, first, last - first)
-            self._shadow.madvise(mmap.MADV_REMOVE, first, last - first)
         else:
             self.bytes[a.start : a.end] = byte
-            self.shadow[a.start : a.end] = 0
-        a.initialized = False
+        self.unwrite(name)
 
     def mark_written(self, name: str) -> None:
         """Call every byte of a buffer written, as after a copy from the host."""

@@ -482,6 +482,9 @@ class Chunk:
         item = site.instruction
         thread, count, (r, c) = self._first(co, bad)
         at = int(np.broadcast_to(address, co.shape)[r, c])
+        bank = {"shared": self.space_shared, "local": self.space_local}.get(site.space)
+        if rule == "race" and bank is not None:  # a place among all banks
+            at = at % bank.stride + bank.base
         buffer, place = self._place(site, at)
         if rule == "out-of-bounds" and is_multicast(at) and item.opcode != "multimem":
             rule = "multimem-order"

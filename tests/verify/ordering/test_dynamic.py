@@ -86,7 +86,18 @@ def test_a_loop_without_end_is_not_judged(tmp_path: Path) -> None:
     body = "L: add.u32 %r10, %r10, 1; setp.ne.u32 %p5, %r11, 99; @%p5 bra L;" + LOAD_X + STORE
     target = audited(tmp_path, "mov.u32 %r11, 0;" + body)
     assert dynamic(target) == []
-    assert "did not end within the budget" in target.assumptions[-1]
+    assert "judges nothing" in target.assumptions[-1]
+
+
+def test_of_a_large_grid_the_first_and_last_ctas_are_run(tmp_path: Path) -> None:
+    grid, nbytes = 1 << 18, (1 << 18) * 512
+    terms = sized().replace("[8, 1, 1]", f"[{grid}, 1, 1]").replace("bytes = 4096", f"bytes = {nbytes}")
+    target = audited(tmp_path, LOAD_X + STORE, terms)
+    assert dynamic(target) == [] and "only its first and last CTAs" in " ".join(target.assumptions)
+    target = audited(tmp_path, LOAD_X + STORE, terms.replace(str(nbytes), str(nbytes - 4)))
+    assert dynamic(target)[0] == "out-of-bounds"
+    target = audited(tmp_path, "st.shared.u32 [%r8], %r1; ld.shared.f32 %f1, [%r8];" + STORE, terms)
+    assert dynamic(target) == ["race"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from snippets import LOAD_X, STORE, WAIT, contract, entry, head, ptx
+from snippets import LOAD_W, LOAD_X, STORE, WAIT, contract, entry, head, ptx
 
 from workbench.compile import DEFAULT_PTXAS_FLAGS, Limits
 from workbench.compile.ptxas import assemble
@@ -34,6 +34,37 @@ def test_each_kernel_of_a_file_has_its_own_verdict(tmp_path: Path) -> None:
     document = audit_file(path, terms)
     assert {t.kernel: t.verdict for t in document.targets} == {"good": Verdict.PASS, "bad": Verdict.FAIL}
     assert document.verdict is Verdict.FAIL
+
+
+def test_kernels_of_a_contract_are_a_chain(tmp_path: Path) -> None:
+    early, nothing = LOAD_W + WAIT + LOAD_X + STORE, "griddepcontrol.launch_dependents;"
+    path = write(tmp_path, "m.ptx", head("sm_103a") + entry(nothing, "a") + entry(early, "b"))
+    chain = contract(name="a", w="activation") + contract(name="b", w="activation")
+    document = audit_file(path, write(tmp_path, "m.toml", chain))
+    assert {t.kernel: [f.rule for f in t.findings] for t in document.targets} == {
+        "a": ["pdl-chain-not-transitive"],
+        "b": ["pdl-load-before-wait"],
+    }
+    settled = chain.replace('role = "activation"', 'role = "activation"\nsettled = true')
+    assert audit_file(path, write(tmp_path, "m.toml", settled)).targets[1].verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("condition", "rules"),
+    [
+        ("setp.ne.u32 %p5, %r3, 0;", []),
+        ("setp.ne.u32 %p5, %r3, 7;", []),
+        ("setp.ne.u32 %p5, %r3, 8;", ["undecided"]),
+        ("ld.global.u32 %r10, [%rd2]; setp.ne.u32 %p5, %r10, 0;", ["pdl-chain-not-transitive"]),
+    ],
+)
+def test_one_cta_that_waits_is_enough_for_a_chain(tmp_path: Path, condition: str, rules: list[str]) -> None:
+    body = condition + "@%p5 bra L; " + WAIT + "L:"
+    good = entry(GOOD, "c").replace("P2", "Q").replace("P0", "P2").replace("Q", "P0")  # c(out, w, x)
+    path = write(tmp_path, "m.ptx", head("sm_103a") + entry(GOOD, "a") + entry(body, "b") + good)
+    terms = contract(name="a") + contract(name="b") + contract(name="c")
+    document = audit_file(path, write(tmp_path, "m.toml", terms))
+    assert [f.rule for f in document.targets[1].findings] == rules
 
 
 def test_the_document_is_the_documented_json(tmp_path: Path) -> None:

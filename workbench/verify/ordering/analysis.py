@@ -70,10 +70,14 @@ class Analysis:
                 reads |= touched
             if s.access.mode is not Mode.LOAD:
                 writes |= touched
+        drains = self.surely_waits and self.late_triggers
+        return Effects(frozenset(writes), frozenset(reads), drains, self.surely_waits)
+
+    @cached_property
+    def late_triggers(self) -> bool:
+        """True if every thread's trigger comes after the wait; also if there is none."""
         triggers = [self.solution.lowest(e) for e in self.program.all_events(Kind.TRIGGER)]
-        triggers = [t for t in triggers if t != UNREACHED]
-        late = all(t >= ORDERED for t in triggers)
-        return Effects(frozenset(writes), frozenset(reads), self.surely_waits and late, self.surely_waits)
+        return all(t >= ORDERED for t in triggers if t != UNREACHED)
 
     @cached_property
     def reaches_wait(self) -> frozenset[int]:

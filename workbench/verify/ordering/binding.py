@@ -50,6 +50,8 @@ class Launch:
     """CTAs; None if nobody said."""
     cluster: tuple[int, int, int] | None = None
     """CTAs a cluster; None if nobody said."""
+    cooperative: bool = False
+    """Launched cooperatively: the launch fails unless all CTAs fit at once."""
     smem_bytes: int = 0
     """Dynamic shared memory, bytes a CTA."""
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -164,12 +166,21 @@ class Effects:
     """True if some thread is sure to wait before the grid completes."""
 
 
-def neighbours(launches: Sequence[Launch], effects: Sequence[Effects], index: int) -> Neighbours:
+def neighbours(
+    launches: Sequence[Launch], effects: Sequence[Effects], index: int, literal: bool = False
+) -> Neighbours:
     """Who may run beside launch `index` before its wait.
 
     A PDL launch may start while its predecessor runs; if that was a PDL launch too and triggers before its
     own wait, the one before it may be running as well, and so on back to an ordinary launch. Before the first
     launch stands whatever is in the stream, the previous run of the same chain among it.
+
+    Args:
+        launches: the chain.
+        effects: what each does.
+        index: which of them.
+        literal: an activation that no launch before it in the chain writes is written by its predecessor, as
+            the role says, whatever that one does.
     """
     if not launches[index].pdl:
         return Neighbours()
@@ -183,6 +194,12 @@ def neighbours(launches: Sequence[Launch], effects: Sequence[Effects], index: in
         for launch in launches:
             for b in launch.mutable - launch.settled:
                 writes[b] = uses[b] = EXTERNAL
+    if literal:
+        before = {b for e in effects[:index] for b in e.writes}
+        for b in launches[index].buffers - before:
+            if launches[index].roles.get(b) is Role.ACTIVATION and b not in launches[index].settled:
+                writes.setdefault(b, EXTERNAL)
+                uses.setdefault(b, EXTERNAL)
     for n in range(first, index):
         who = f"launch {n} ({launches[n].kernel})"
         for b in effects[n].writes:

@@ -162,6 +162,20 @@ def _follow(
     return found
 
 
+def parts_by_cta(view: PtxView | SassView) -> bool:
+    """Whether a branch depends on the number of the CTA or cluster."""
+    instructions: tuple[Instruction | SassInstruction, ...] = view.graph.instructions
+    seeds = {
+        at: names for at, i in enumerate(instructions)
+        if any(name in i.text.lower() for name in _NUMBERS) and (names := Registers.of(view).writes[at])
+    }  # fmt: skip
+    ends = {b.end - 1 for b in view.graph.blocks}
+    return any(at in ends for at in flow(view, seeds).reads)
+
+
+_NUMBERS = ("%ctaid", "%clusterid", "%cluster_cta", "sr_ctaid", "sr_clusterid", "sr_cgactaid")
+
+
 def used_as_data(view: PtxView | SassView, touch: Touch) -> bool:
     """Whether loaded words are more than a flag: computed with as numbers, or stored elsewhere."""
     return bool(_data_uses(view, touch.index, touch.results, touch))

@@ -31,7 +31,13 @@ from workbench.simulator.memory import BASE
 from workbench.simulator.simulate import forget
 from workbench.verify.ordering.contents import Fill, SimulatedBuffer, place, reset, write_inputs
 from workbench.verify.ordering.overlap import Watch, strong
-from workbench.verify.ordering.polls import accumulates_floats, first_poll, polls_memory, sentinels
+from workbench.verify.ordering.polls import (
+    accumulates_floats,
+    first_poll,
+    meets_others,
+    polls_memory,
+    sentinels,
+)
 from workbench.verify.ordering.schedules import PLAIN, Schedule, schedules
 
 BUDGET = 5.0
@@ -40,7 +46,13 @@ the same file gives the same findings on any machine, however busy."""
 _STEP, _LANE_INSTRUCTION, _COMPARED, _SHARED_BYTE = 0.7e-3, 10e-9, 0.3e-6, 3e-9
 """Seconds that a block of instructions, a lane's instruction, an entry of a clock that happens-before
 compares and a byte of all CTAs' shared memory take, about."""
-_MOST_MEMORY = 1 << 34
+_BUFFER_BYTE = 0.5e-9
+"""Seconds to prepare a byte of a buffer for a run, about."""
+_MOST_MEMORY = 1 << 31
+_MOST_SHARED = 1 << 28
+"""Bytes of shared memory of all CTAs that are simulated."""
+_ONE_RUN = 40
+"""Part of the budget that a run may be estimated to take before CTAs are left out."""
 _LOOP = 8
 """Turns that a loop is taken to make when work is estimated."""
 _POLL = 2
@@ -65,8 +77,15 @@ class DynamicLaunch:
     """Parameter block for the addresses of buffers."""
     capacity: int | None = None
     """CTAs of it that the device holds at a time; None if that is not known."""
+    static_smem: int = 0
+    """Static shared memory, bytes a CTA."""
     parameters_again: Callable[[Mapping[str, int]], bytes] | None = None
     """Those of the next launch of the list, where they differ."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory, bytes a CTA."""
+        return self.smem_bytes + self.static_smem
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,8 @@ class DynamicAudit:
     """What showed with some contents of the buffers and not with others."""
     spent: bool = False
     """The budget ended before all schedules had run."""
+    ctas: int | None = None
+    """So many CTAs, the first and the last, were run; None for all."""
 
 
 class _BudgetSpentError(Exception):
@@ -112,13 +133,22 @@ def audit_dynamic(
         )
     if any(i.opcode == "multimem" for x in launches for i in module.kernel(x.kernel).instructions):
         return DynamicAudit(skipped="multimem instructions need a multicast address, which nobody gave")
-    work = sum(_work(module.kernel(x.kernel), x) for x in launches)
-    if work * _LANE_INSTRUCTION > budget / 2:
+    work = sum(_work(module.kernel(x.kernel), x) for x in launches) * _LANE_INSTRUCTION
+    shared = sum(x.shared_bytes * math.prod(x.grid) for x in launches)
+    some: int | None = None
+    if len(launches) == 1 and not meets_others(module.kernel(launches[0].kernel)):
+        share = min(budget / _ONE_RUN / (work or 1), _MOST_SHARED / (shared or 1))
+        ctas = max(int(math.prod(launches[0].grid) * share), 4 * math.prod(launches[0].cluster))
+        some = ctas if share < 1 else None
+    elif work > budget / 2:
         return DynamicAudit(
-            skipped=f"it takes more than {work / 1e6:.0f} million lane-instructions, too many for one audit"
+            skipped=f"it takes more than {work / _LANE_INSTRUCTION / 1e6:.0f} million lane-instructions, too "
+            "many for one audit"
         )
+    elif shared > _MOST_SHARED:
+        return DynamicAudit(skipped="it has too many CTAs for the shared memory that they use")
     try:
-        return _Session(module, launches, tuple(buffers), budget).audit()
+        return _Session(module, launches, tuple(buffers), budget, some).audit()
     except UnsupportedInstruction as e:
         return DynamicAudit(skipped=str(e))
     finally:
@@ -161,6 +191,7 @@ class _Session:
         launches: Sequence[DynamicLaunch],
         buffers: tuple[SimulatedBuffer, ...],
         budget: float,
+        some: int | None = None,
     ) -> None:
         self.module, self.buffers, self.given = module, buffers, launches
         self.memory = Memory(sum(b.nbytes + b.align + 8192 for b in buffers) + (1 << 22))
@@ -177,7 +208,9 @@ class _Session:
         self.advances = self.next_launches != self.launches
         self.watch = Watch(self.memory)
         self.left = budget
-        self.shared = sum(math.prod(x.grid) * x.smem_bytes for x in launches)
+        self.some = some
+        ctas = [min(math.prod(x.grid), some or math.prod(x.grid)) for x in launches]
+        shared = sum(n * x.shared_bytes for n, x in zip(ctas, launches, strict=True))
         self.kernels = {x.kernel: module.kernel(x.kernel) for x in launches}
         self.items = {(name, i.line): i for name, kernel in self.kernels.items() for i in kernel.instructions}
         self.sentinels = sorted({s for k in self.kernels.values() for s in sentinels(k)})
@@ -191,6 +224,7 @@ class _Session:
         self.arriving = (
             [b for b in buffers if b.role is Role.ACTIVATION and b.name not in produced] if first.pdl else []
         )
+        self.preparing = shared * _SHARED_BYTE + sum(b.nbytes for b in self.arriving) * _BUFFER_BYTE
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -220,6 +254,7 @@ class _Session:
             max_steps=max(1, int(self.left / _STEP)),
             max_order_work=max(1, int(self.left / _COMPARED)),
             time_limit=math.inf,
+            most_ctas=self.some,
         )
 
         def arrive() -> None:
@@ -240,7 +275,7 @@ class _Session:
             outcome.steps * _STEP
             + outcome.lane_instructions * _LANE_INSTRUCTION
             + outcome.order_work * _COMPARED
-            + self.shared * _SHARED_BYTE
+            + self.preparing
         )
 
     def _replay(self, fill: Fill, seed: int) -> None:
@@ -251,10 +286,11 @@ class _Session:
             elif b.role in (Role.OUTPUT, Role.SCRATCH, Role.FLAG, Role.MAILBOX):
                 a = self.memory.allocation(b.name)
                 words = slice(a.start // 4, a.start // 4 + a.size // 4)
-                data = self.watch.written[words] & ~self.watch.sync[words]
                 if b.role is Role.OUTPUT and not self.watch.sync[words].any():
-                    data[:] = True
-                self.memory.shadow[a.start : a.start + 4 * len(data)].view(np.uint32)[data] = 0
+                    self.memory.unwrite(b.name)
+                    continue
+                data = np.flatnonzero(self.watch.written[words] & ~self.watch.sync[words])
+                self.memory.shadow[a.start : a.start + a.size // 4 * 4].view(np.uint32)[data] = 0
                 a.initialized = False
 
     def _judged(self, outcome: Outcome, schedule: Schedule) -> _Run:
@@ -344,7 +380,7 @@ class _Session:
         except _BudgetSpentError:
             pass
         if plain is None:
-            text = "it did not end within the budget of the dynamic checks"
+            text = "it needs more work than one audit does"
             return DynamicAudit(tuple(found.values()), skipped=text, spent=True)
         done.append(PLAIN)
         try:
@@ -371,7 +407,9 @@ class _Session:
         return self._result(found, done, spent)
 
     def _result(self, found: dict[Place, Finding], done: list[Schedule], spent: bool) -> DynamicAudit:
-        return DynamicAudit(tuple(found.values()), tuple(done), None, tuple(self.not_judged), spent)
+        return DynamicAudit(
+            tuple(found.values()), tuple(done), None, tuple(self.not_judged), spent, self.some
+        )
 
     def _choose_fill(self) -> _Run | None:
         """Run the plain schedule with the contents that give the kernel most to do; None if none ends."""

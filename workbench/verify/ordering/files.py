@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -18,11 +18,14 @@ from workbench.verify.ordering.joining import joined, run_contract
 from workbench.verify.ordering.joining import premises as runs_rest_on
 from workbench.verify.ordering.premises import assembler, assumptions
 from workbench.verify.ordering.static import (
+    Forms,
     KernelAudit,
     analyse_forms,
+    audit_chain,
     audit_kernel,
     contract_launch,
     kernel_forms,
+    together,
 )
 from workbench.verify.report import Verdict
 
@@ -116,41 +119,45 @@ def audit_file(path: Path, contract_path: Path | None = None) -> AuditDocument:
     if contract is not None and contract_path is not None:
         contract.check(contract_path, names)
     arch = module.target if module is not None else (sass.target if sass is not None else "")
-    audits = []
-    for name in names:
-        try:
-            audits.append(_kernel(module, sass, cubin, name, missing, contract, len(names)))
-        except PtxSyntaxError:
-            raise
-        except WorkbenchError as e:
-            raise ContentError(contract_path or path, str(e)) from e
+    try:
+        audits = _audits(names, contract, lambda name: kernel_forms(module, sass, cubin, name, missing))
+    except PtxSyntaxError:
+        raise
+    except WorkbenchError as e:
+        raise ContentError(contract_path or path, str(e)) from e
 
     def bind(entry: ContractKernel, name: str) -> Launch:
         return contract_launch(kernel_forms(module, sass, cubin, name, missing), entry)
 
     ran = run_contract(module, contract, cubin, bind)
     targets = []
-    for name, (launch, audit) in zip(names, audits, strict=True):
+    for name in names:
         mentioned = contract is not None and contract.find(name, len(names)) is not None
-        premises = (*assumptions(launch, arch), *(runs_rest_on(ran) if mentioned else ()))
-        audit = joined(audit, ran)
+        launches = [launch for launch, _ in audits[name]]
+        premises = (*assumptions(launches, arch), *(runs_rest_on(ran) if mentioned else ()))
+        audit = joined(together([a for _, a in audits[name]]), ran)
         targets.append(target_of(str(path), name, arch, audit, assembler(cubin, module), premises))
     return AuditDocument(targets=tuple(targets))
 
 
-def _kernel(
-    module: Module | None,
-    sass: SassModule | None,
-    cubin: Cubin | None,
-    name: str,
-    missing: str | None,
-    contract: Contract | None,
-    entries: int,
-) -> tuple[Launch, KernelAudit]:
-    forms = kernel_forms(module, sass, cubin, name, missing)
-    launch = contract_launch(forms, contract.find(name, entries) if contract is not None else None)
-    near = neighbours([launch], [Effects()], 0)
-    return launch, audit_kernel(analyse_forms(forms, launch), near)
+def _audits(
+    names: Sequence[str], contract: Contract | None, forms_of: Callable[[str], Forms]
+) -> dict[str, list[tuple[Launch, KernelAudit]]]:
+    """The launches of each kernel with their audits: those of the contract are one chain, in its order."""
+    entries = contract.kernel if contract is not None else ()
+    listed = [(k.name or names[0], k) for k in entries]
+    forms = {name: forms_of(name) for name in names}
+    chain = [contract_launch(forms[name], entry) for name, entry in listed]
+    audits = audit_chain([forms[name] for name, _ in listed], chain, literal=True)
+    found: dict[str, list[tuple[Launch, KernelAudit]]] = {name: [] for name in names}
+    for (name, _), launch, audit in zip(listed, chain, audits, strict=True):
+        found[name].append((launch, audit))
+    for name in names:
+        if not found[name]:
+            launch = contract_launch(forms[name], None)
+            near = neighbours([launch], [Effects()], 0)
+            found[name].append((launch, audit_kernel(analyse_forms(forms[name], launch), near)))
+    return found
 
 
 def _read(path: Path) -> tuple[Module | None, Cubin | None, SassModule | None, str | None]:

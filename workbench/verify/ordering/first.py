@@ -7,31 +7,17 @@ writes in its first iteration. A rule that needs one case in which two accesses 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.isa.ptx.first import FirstValues
 from workbench.isa.ptx.model import Kernel, Module
 from workbench.isa.ptx.values import PtxValues
-from workbench.isa.values import Lanes, ParameterBlock, Threads, Value
-from workbench.verify.ordering.view import PtxView
+from workbench.isa.values import Lanes, ParameterBlock, Value
+from workbench.verify.ordering.view import CtaThreads, PtxView
 
 _POINTER = 1 << 44
 """Distance of the made-up addresses of buffers."""
-
-
-@dataclass(frozen=True)
-class _FirstThreads(Threads):
-    grid: tuple[int, int, int] | None = None
-
-    def special(self, name: str) -> Lanes | None:
-        what, _, axis = name.partition(".")
-        if what in ("ctaid", "clusterid", "cluster_ctaid") or name == "cluster_ctarank":
-            return self.full(0)
-        if what == "nctaid" and self.grid is not None and axis in ("x", "y", "z"):
-            return self.full(self.grid["xyz".index(axis)])
-        return super().special(name)
 
 
 def first_operands(view: PtxView, indices: Collection[int]) -> dict[int, tuple[Value, ...]]:
@@ -68,7 +54,7 @@ def _evaluate(module: Module, kernel: Kernel, view: PtxView) -> PtxValues:
             at = start + r.offset
             data[at : at + 8] = base.to_bytes(8, "little")
             literal.update(range(at, at + 8))
-    threads = _FirstThreads(view.threads.block, grid=view.launch.grid)
+    threads = CtaThreads(view.threads.block, grid=view.launch.grid)
     return FirstValues(module, kernel, view.graph, threads, ParameterBlock(bytes(data), frozenset(literal)))
 
 

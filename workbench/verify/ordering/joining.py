@@ -22,10 +22,10 @@ from workbench.verify.report import Verdict
 
 _WAITS = frozenset(("pdl-load-before-wait", "pdl-wait-missing", "nc-load-of-mutable"))
 """Rules that name the same mistake, seen from different sides."""
+_OF_THE_LIST = frozenset(("pdl-chain-not-transitive",))
+"""Rules on a kernel's part in the launch list: that its runs show it too is nothing new."""
 _MOST_SMEM = 227 << 10
 """Bytes of shared memory that a CTA can have."""
-_MOST_SHARED = 1 << 28
-"""Bytes of shared memory of all CTAs that are simulated."""
 _MOST_SMS = {"gb300": 160}
 """Multiprocessors that a contract may count on at most, where that is more than the machine described has."""
 
@@ -58,8 +58,6 @@ def run_contract(
             if any(i.opcode == "cp" and "tensor" in i.modifiers for i in kernel.instructions):
                 return f"{name} uses tensor maps, which a contract does not describe"
             smem = _dynamic_smem(module, kernel, entry)
-            if smem * math.prod(entry.grid) > _MOST_SHARED:
-                return f"{name} has too many CTAs for the shared memory that it may use"
             absent = [n for n in range(len(kernel.params)) if n not in launch.params]
             if absent:
                 return f"the contract does not say what parameter {absent[0]} of {name} is"
@@ -81,6 +79,7 @@ def run_contract(
                     name, entry.grid, entry.block, entry.cluster, smem, entry.pdl, _binder(kernel, launch),
                     None if entry.cooperative
                     else _capacity(module, entry.block, entry.smem_bytes, cubin, name),
+                    _static_smem(module, kernel),
                     _binder(kernel, launch_of(following, name)) if following is not None else None,
                 )
             )  # fmt: skip
@@ -96,9 +95,16 @@ def _dynamic_smem(module: Module, kernel: Kernel, entry: ContractKernel) -> int:
         v.space == "shared" and (v.elements is None or v.extern) for v in variables
     ):
         return entry.smem_bytes
-    static = sum(v.elements * int(v.type.lstrip("busf")) // 8 for v in variables
-                 if v.space == "shared" and v.elements is not None and not v.extern)  # fmt: skip
-    return max(0, _MOST_SMEM - static - 1024)
+    return max(0, _MOST_SMEM - _static_smem(module, kernel) - 1024)
+
+
+def _static_smem(module: Module, kernel: Kernel) -> int:
+    """Static shared memory of a CTA, bytes."""
+    return sum(
+        v.elements * int(v.type.lstrip("busf")) // 8
+        for v in (*module.variables, *kernel.variables)
+        if v.space == "shared" and v.elements is not None and not v.extern
+    )
 
 
 def _both(a: SimulatedBuffer, b: SimulatedBuffer) -> SimulatedBuffer:
@@ -151,7 +157,9 @@ def run_artifact(
                 DynamicLaunch(
                     given.kernel, given.grid, given.block, given.cluster, given.smem_bytes, given.pdl,
                     _binder(kernel, launch),
-                    _capacity(module, given.block, given.smem_bytes, cubin, given.kernel),
+                    None if given.cooperative
+                    else _capacity(module, given.block, given.smem_bytes, cubin, given.kernel),
+                    _static_smem(module, kernel),
                 )
             )  # fmt: skip
         buffers = []
@@ -176,6 +184,8 @@ def joined(audit: KernelAudit, dynamic: DynamicAudit | None) -> KernelAudit:
         (f.rule, f.source) for f in audit.findings if f.source is not None
     }
     fresh = [f for f in mine if (f.rule, f.ptx_line) not in known and (f.rule, f.source) not in known]
+    listed = {f.rule for f in audit.findings} & _OF_THE_LIST
+    fresh = [f for f in fresh if f.rule not in listed]
     waits = {f.buffer for f in audit.findings if f.rule in _WAITS and f.severity is Severity.ERROR}
     fresh = [f for f in fresh if f.rule not in _WAITS or f.buffer not in waits]
     verdict = audit.verdict
@@ -190,12 +200,16 @@ def premises(dynamic: DynamicAudit | None) -> tuple[str, ...]:
     """What the runs rest on, or why there were none: the static verdict then stands alone."""
     if dynamic is None:
         return ()
+    if dynamic.spent and dynamic.skipped is not None:
+        return (f"a run in the simulator was begun and judges nothing: {dynamic.skipped}",)
     if dynamic.skipped is not None:
         return (f"the kernel was not run in the simulator: {dynamic.skipped}",)
     ran = f"run in the simulator on invented data under {len(dynamic.schedules)} schedules"
     if dynamic.spent:
         ran += f", where its budget of work ended: {'; '.join(map(str, dynamic.schedules))}"
     notes = [ran]
+    if dynamic.ctas is not None:
+        notes.append(f"the grid is large: only its first and last CTAs, {dynamic.ctas} in all, were run")
     if dynamic.not_judged:
         shown = ", ".join(dynamic.not_judged[:3])
         notes.append(f"not judged, for it depends on what the inputs hold: {shown}")

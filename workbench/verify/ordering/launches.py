@@ -56,7 +56,7 @@ def audit_launches(
             artifact.arch,
             joined(a, ran),
             toolchain(artifact.toolchain),
-            (*premises(launch, artifact.arch), *assumptions, *runs_rest_on(ran)),
+            (*premises([launch], artifact.arch), *assumptions, *runs_rest_on(ran)),
         )
         for launch, a in zip(launches, audit_chain(forms, launches), strict=True)
     ]

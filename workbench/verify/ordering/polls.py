@@ -27,6 +27,15 @@ def polls_memory(kernel: Kernel) -> bool:
     return bool(_loops(kernel))
 
 
+def meets_others(kernel: Kernel) -> bool:
+    """Whether CTAs may depend on each other: they poll memory or use atomics on it."""
+    return polls_memory(kernel) or any(
+        i.modifiers[:1] == ("reduce",) if i.opcode == "cp" else i.opcode in ("atom", "red", "multimem")
+        for i in kernel.instructions
+        if not any(m.startswith("shared") for m in i.modifiers)
+    )
+
+
 def first_poll(kernels: Mapping[str, Kernel]) -> tuple[str | None, Instruction | None]:
     """The first load of a polling loop of any of the kernels, and whose it is."""
     for name, kernel in kernels.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workbench.artifact import Toolchain
 from workbench.isa.cubin import Cubin
 from workbench.isa.ptx import Module
@@ -9,13 +11,20 @@ from workbench.ops.model import Role
 from workbench.verify.ordering.binding import Launch
 
 
-def assumptions(launch: Launch, target: str) -> tuple[str, ...]:
-    """What is assumed of one launch.
+def assumptions(launches: Sequence[Launch], target: str) -> tuple[str, ...]:
+    """What is assumed of the launches of a kernel, each thing once.
 
     Args:
-        launch: as the contract or the artifact has it.
+        launches: as the contract or the artifact has them.
         target: architecture, such as `sm_103a`.
     """
+    found = dict.fromkeys(text for launch in launches for text in _of(launch))
+    if target.startswith("sm_103"):
+        found["the device is a GB300: at most 160 multiprocessors, 228 KiB of shared memory each"] = None
+    return tuple(found)
+
+
+def _of(launch: Launch) -> list[str]:
     found: list[str] = []
     if launch.pdl is None:
         found.append("nobody said how the kernel is launched: only what holds for any launch passes")
@@ -32,9 +41,7 @@ def assumptions(launch: Launch, target: str) -> tuple[str, ...]:
         found.append(
             "flags, counters and locks are zero before the first launch, and nobody resets them for the next"
         )
-    if target.startswith("sm_103"):
-        found.append("the device is a GB300: at most 160 multiprocessors, 228 KiB of shared memory each")
-    return tuple(found)
+    return found
 
 
 def assembler(cubin: Cubin | None, module: Module | None) -> str | None:

@@ -49,13 +49,19 @@ def ptx_program(graph: ControlFlowGraph[Instruction], values: PtxValues) -> Prog
         threads=values.threads,
         events=tuple(events),
         successors=graph.successors,
-        leaves=graph.leaves,
+        leaves=_ends(graph),
         places=tuple(Place(ptx_line=i.line, loc=i.loc, text=i.text) for i in graph.instructions),
         edges=edges,
         leaving=leaving,
         conditions=conditions,
         mbarriers=translator.mbarriers(),
     )
+
+
+def _ends(graph: ControlFlowGraph[Instruction]) -> tuple[bool, ...]:
+    """Blocks that a thread may end in; a trap ends the grid with an error, and nothing matters then."""
+    last = [graph.instructions[b.end - 1].opcode if b.end > b.start else "" for b in graph.blocks]
+    return tuple(leaves and opcode != "trap" for leaves, opcode in zip(graph.leaves, last, strict=True))
 
 
 def _guard(values: PtxValues, i: Instruction) -> Lanes | None:

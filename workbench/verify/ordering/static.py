@@ -15,6 +15,7 @@ from workbench.isa.sass import SassFunction, SassModule, disassemble, parse_sass
 from workbench.verify.contract import ContractKernel
 from workbench.verify.ordering import rules
 from workbench.verify.ordering.binding import EXTERNAL, Effects, Launch, Layout, Neighbours, neighbours
+from workbench.verify.ordering.dependence import parts_by_cta
 from workbench.verify.ordering.protocol import Protocols
 from workbench.verify.ordering.rules.pdl import judge, sunk_prefetches
 from workbench.verify.ordering.rules.trigger import early_triggers
@@ -108,8 +109,9 @@ class Analyses:
     @property
     def effects(self) -> Effects:
         """What the launch does, from the PTX where there is one."""
-        best = self.ptx or self.sass
-        return best.analysis.effects if best is not None else Effects()
+        if self.ptx is not None:
+            return self.ptx.effects
+        return self.sass.analysis.effects if self.sass is not None else Effects()
 
 
 def analyse_forms(forms: Forms, launch: Launch) -> Analyses:
@@ -188,8 +190,10 @@ def _twins(on_ptx: Finding, on_sass: Finding) -> bool:
     return same and (on_ptx.source == on_sass.source or None in (on_ptx.source, on_sass.source))
 
 
-def audit_chain(all_forms: Sequence[Forms], launches: Sequence[Launch]) -> list[KernelAudit]:
-    """Audit the launches of a chain, each with its neighbours in the stream."""
+def audit_chain(
+    all_forms: Sequence[Forms], launches: Sequence[Launch], literal: bool = False
+) -> list[KernelAudit]:
+    """Audit the launches of a chain, each with its neighbours in the stream; see `neighbours`."""
     solved: dict[object, Analyses] = {}
     analyses: list[Analyses] = []
     for forms, launch in zip(all_forms, launches, strict=True):
@@ -202,14 +206,33 @@ def audit_chain(all_forms: Sequence[Forms], launches: Sequence[Launch]) -> list[
     return [
         audit_kernel(
             a,
-            neighbours(launches, effects, n),
-            [*_transitivity(launches, effects, n), *early_triggers(launches, views, n)],
+            neighbours(launches, effects, n, literal),
+            [*_transitivity(launches, effects, n, views[n]), *early_triggers(launches, views, n)],
         )
         for n, a in enumerate(analyses)
     ]
 
 
-def _transitivity(launches: Sequence[Launch], effects: Sequence[Effects], n: int) -> list[Finding]:
+def together(audits: Sequence[KernelAudit]) -> KernelAudit:
+    """One audit for several launches of a kernel: what any of them shows, with the worst verdict.
+
+    Args:
+        audits: one a launch, at least one.
+    """
+    first, *rest = audits
+    if not rest:
+        return first
+    findings = tuple(dict.fromkeys(f for a in audits for f in a.findings))
+    verdicts = {a.verdict for a in audits}
+    worst = next(v for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS) if v in verdicts)
+    return KernelAudit(
+        first.kernel, worst, findings, max(a.accesses for a in audits), max(a.unknown for a in audits)
+    )
+
+
+def _transitivity(
+    launches: Sequence[Launch], effects: Sequence[Effects], n: int, view: PtxView | SassView | None
+) -> list[Finding]:
     """A PDL launch that may complete before its predecessors breaks the waits of the launches after it."""
     if not launches[n].pdl or effects[n].waits:
         return []
@@ -220,15 +243,19 @@ def _transitivity(launches: Sequence[Launch], effects: Sequence[Effects], n: int
         touched = (effects[m].reads & before.writes.keys()) | (effects[m].writes & before.uses.keys())
         if touched:
             who = sorted({before.uses.get(b, EXTERNAL) for b in touched})[0]
+            open_ = view is not None and bool(view.analysis.waits) and parts_by_cta(view)
+            message = (
+                f"no thread of {launches[n].kernel} (launch {n}) is sure to execute griddepcontrol.wait, so "
+                f"that it may complete before {who}; the wait of {launches[m].kernel} (launch {m}) then "
+                f"does not cover {', '.join(sorted(touched))}"
+            )
+            if open_:
+                message = f"whether a CTA is sure to execute griddepcontrol.wait cannot be told: if {message}"
             return [
                 Finding(
-                    rule="pdl-chain-not-transitive",
-                    severity=Severity.ERROR,
-                    message=(
-                        f"no thread of launch {n} is sure to execute griddepcontrol.wait, so that it may "
-                        f"complete before {who}; the wait of launch {m} ({launches[m].kernel}) then does not "
-                        f"cover {', '.join(sorted(touched))}"
-                    ),
+                    rule=UNDECIDED if open_ else "pdl-chain-not-transitive",
+                    severity=Severity.INFO if open_ else Severity.ERROR,
+                    message=message,
                     fix="let at least one thread of every launch in a PDL chain execute griddepcontrol.wait",
                     kernel=launches[n].kernel,
                     buffer=", ".join(sorted(touched)),
@@ -252,6 +279,7 @@ def artifact_launches(artifact: Artifact) -> list[Launch]:
             launch.pdl,
             grid=launch.grid,
             cluster=launch.cluster,
+            cooperative=launch.cooperative,
             smem_bytes=launch.smem_bytes,
             sizes={b.name: b.nbytes for b in artifact.buffers},
         )
@@ -388,6 +416,7 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
         literal,
         grid=contract.grid,
         cluster=contract.cluster,
+        cooperative=contract.cooperative,
         smem_bytes=contract.smem_bytes,
         sizes={b.name: b.bytes for b in contract.buffer if b.bytes is not None},
         settled=frozenset(b.name for b in contract.buffer if b.settled),

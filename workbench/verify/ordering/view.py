@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,7 @@ from workbench.isa.sass.model import SassFunction, SassInstruction
 from workbench.isa.sass.values import SassValues
 from workbench.isa.values import Lanes, Threads, Value
 from workbench.verify.ordering.analysis import Analysis
-from workbench.verify.ordering.binding import Launch, Layout
+from workbench.verify.ordering.binding import Effects, Launch, Layout
 from workbench.verify.ordering.program import Place
 from workbench.verify.ordering.ptx import ptx_program
 from workbench.verify.ordering.rounds import waits_in_loops, with_first_rounds
@@ -37,6 +37,27 @@ _SASS_ASKED = frozenset(
 )
 UNDECIDED = "undecided"
 """Rule id of what a rule cannot decide; such a finding makes the verdict unknown."""
+
+
+@dataclass(frozen=True)
+class CtaThreads(Threads):
+    """The threads of one CTA of a grid; it stands first in its cluster."""
+
+    grid: tuple[int, int, int] | None = None
+    cta: tuple[int, int, int] = (0, 0, 0)
+
+    def special(self, name: str) -> Lanes | None:
+        """What a special register holds in each thread, if that is known."""
+        what, _, axis = name.partition(".")
+        if axis in ("x", "y", "z"):
+            n = "xyz".index(axis)
+            if what == "ctaid":
+                return self.full(self.cta[n])
+            if what == "nctaid" and self.grid is not None:
+                return self.full(self.grid[n])
+        if not any(self.cta) and (what in ("clusterid", "cluster_ctaid") or name == "cluster_ctarank"):
+            return self.full(0)
+        return super().special(name)
 
 
 @dataclass(frozen=True)
@@ -154,6 +175,22 @@ class PtxView:
             return np.zeros(self.threads.count, np.uint64)
         who = reach.astype(np.uint64)
         return who if step.guard is None else who & (step.guard != 0).astype(np.uint64)
+
+    @cached_property
+    def effects(self) -> Effects:
+        """What the launch does; a wait that some CTA is sure to come to is one of the grid."""
+        analysis = self.analysis
+        if analysis.surely_waits or not analysis.waits or self.launch.grid is None:
+            return analysis.effects
+        grid = self.launch.grid
+        block = self.launch.parameter_block(analysis.layout)
+        for cta in ((0, 0, 0), (grid[0] - 1, grid[1] - 1, grid[2] - 1)):
+            threads = CtaThreads(self.threads.block, grid=grid, cta=cta)
+            values = PtxValues(self.module, self.kernel, self.graph, threads, block)
+            program = ptx_program(self.graph, values)
+            if Analysis(program, solve(program), self.launch, analysis.layout).surely_waits:
+                return replace(analysis.effects, waits=True, drains=analysis.late_triggers)
+        return analysis.effects
 
     def place(self, index: int) -> Place:
         """Where an instruction stands."""

@@ -68,10 +68,22 @@ def _rule(view: PtxView | SassView, registers: int | None) -> Iterator[Finding]:
         return
     ctas = grid[0] * grid[1] * grid[2]
     protocols = Protocols.of(view)
-    if not protocols.flag_polls:
+    if not protocols.flag_polls and not view.launch.cooperative:
         return
     room = resident(view, registers)
     if ctas <= room:
+        return
+    if view.launch.cooperative:
+        yield finding(
+            "not-co-resident",
+            Severity.ERROR,
+            view,
+            0,
+            f"the grid is launched cooperatively with {ctas} CTAs, of which at most {room} can be resident "
+            "at once: the launch fails",
+            f"launch at most {room} CTAs and loop over the work, or give each less shared memory, fewer "
+            "threads or fewer registers",
+        )
         return
     for p in protocols.flag_polls:
         if not p.loop or not _set_here(protocols, p.touch) or not _everybody(view, p.touch):
