@@ -61,6 +61,8 @@ class Chain:
     stall: int
     on_turn: Callable[[int, int, Reply], None] = lambda chain, turn, reply: None
     turn: int = 0
+    born: int = 0
+    """Turns that the run had made when this conversation began."""
     ended: str | None = None
     """Why the conversation is over; None while it goes on."""
     lessons: tuple[str, ...] = ()
@@ -164,7 +166,7 @@ class Chain:
             candidate = begun.result()
             self.desk.keep(candidate)
             texts.append(self.desk.report(candidate))
-            self._pending += self.tuner.start(self.desk, candidate, self.turn)
+            self._pending += self.tuner.start(self.desk, candidate, self.born + self.turn)
         calls = reply.message.tool_calls
         return [
             Message(role="tool", content=text, tool_call_id=call.id)
@@ -180,8 +182,9 @@ class Chain:
                     return self._finish(arguments)
                 case Submit():
                     edits = tuple(Edit(e.old, e.new) for e in arguments.edits)
+                    now = self.born + self.turn
                     return self.desk.submit(
-                        arguments.source, arguments.base, edits, arguments.knobs, arguments.idea, self.turn
+                        arguments.source, arguments.base, edits, arguments.knobs, arguments.idea, now
                     )
                 case _:
                     return answer(self.desk, arguments)
@@ -210,7 +213,7 @@ class Chain:
             self.desk.keep(candidate)
         good = [c for c in tried if c.predicted_us is not None]
         text = f"Knobs were tuned meanwhile: {len(tried)} settings tried, {len(good)} passed every check."
-        for c in sorted(good, key=lambda c: (c.predicted_us or 0.0, c.proposal.index))[:3]:
+        for c in sorted(good, key=lambda c: (c.predicted_us or 0.0, c.order))[:3]:
             knobs = " ".join(f"{k}={v}" for k, v in c.proposal.knobs.items())
             text += f"\n{name_of(c.proposal.index)}: {c.predicted_us:.2f} us predicted at {knobs}"
         return text

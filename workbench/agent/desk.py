@@ -65,6 +65,8 @@ class Desk:
     chain: int = 0
     candidates: dict[int, Candidate] = field(default_factory=dict)
     """Everything evaluated at this desk, tuned variants included, by index."""
+    elsewhere: dict[str, Candidate] = field(default_factory=dict)
+    """What the conversations of the run had found when they last met: by object hash, the first of each."""
     _next: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -218,10 +220,14 @@ class Desk:
 
     def _earlier(self, candidate: Candidate) -> str:
         """What compiled to the same kernels before: a candidate, or a template under another source."""
-        index, wanted = candidate.proposal.index, candidate.object_hash
-        known = [i for i, c in self.candidates.items() if i < index and wanted and c.object_hash == wanted]
-        if known:
-            return name_of(min(known))
+        wanted = candidate.object_hash
+        known = [c for c in self.candidates.values() if wanted and c.object_hash == wanted]
+        if wanted in self.elsewhere:
+            known.append(self.elsewhere[wanted])
+        first = min(known, key=lambda c: c.order, default=candidate)
+        if first.order < candidate.order:
+            index = first.proposal.index
+            return name_of(index) + ("" if index in self.candidates else " of another conversation")
         name = candidate.same_as_template
         if not name or candidate.proposal.source == self._template(name).source:
             return ""
@@ -248,7 +254,7 @@ class Desk:
     def best(self) -> Candidate | None:
         """Return the verified candidate with the shortest predicted time; of equals the first."""
         good = [c for c in self.candidates.values() if c.predicted_us is not None]
-        return min(good, key=lambda c: (c.predicted_us or 0.0, c.proposal.index), default=None)
+        return min(good, key=lambda c: (c.predicted_us or 0.0, c.order), default=None)
 
     def _artifact(self, candidate: Candidate) -> Artifact | None:
         if candidate.artifact_key is None or candidate.status is Status.VERIFIED:

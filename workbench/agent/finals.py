@@ -38,7 +38,7 @@ def choose(
     outcomes = dict(candidates)
     ranked = sorted(
         (c for c in candidates.values() if c.predicted_us is not None),
-        key=lambda c: (c.predicted_us, c.proposal.index),
+        key=lambda c: (c.predicted_us, c.order),
     )
     for finalist in ranked[:FINALISTS]:
         on_event(FinalistStarted(finalist))

@@ -22,7 +22,7 @@ from workbench.agent.events import (
 )
 from workbench.agent.finals import choose
 from workbench.agent.record import record_of
-from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status, lost
+from workbench.agent.run import Candidate, Proposal, RunResult, RunSettings, RunStore, Status, lost, repeats
 from workbench.agent.workers import Lost, WorkerPool
 from workbench.cost import Machine, load_machine, roofline
 from workbench.errors import WorkbenchError
@@ -98,6 +98,7 @@ def propose(
     result = RunResult(
         settings=settings,
         candidates=tuple(outcomes[i] for i in sorted(outcomes)),
+        identical=repeats(outcomes.values()),
         winner=winner.proposal.index if winner else None,
         exported=exported,
         roofline_us=roofline(context.op, context.workload, described).us,

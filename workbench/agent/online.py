@@ -41,6 +41,7 @@ from workbench.agent.run import (
     RunSettings,
     RunStore,
     Status,
+    repeats,
 )
 from workbench.agent.strategies import Strategy, run_chains
 from workbench.agent.tools import specs
@@ -282,6 +283,7 @@ def _run(
     result = RunResult(
         settings=settings,
         candidates=tuple(outcomes[i] for i in sorted(outcomes)),
+        identical=repeats(outcomes.values()),
         winner=winner.proposal.index if winner else None,
         exported=exported,
         roofline_us=limit.us,

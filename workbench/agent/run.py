@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -51,6 +51,7 @@ class Proposal(_Data):
     index: int
     """Position in the run, from 0; the order in which candidates were asked for."""
     round: int
+    """Round of the search, or turn since the run began."""
     template: str
     """Name of the template, or of the candidate itself where it brings its own source."""
     knobs: dict[str, int | str | bool]
@@ -89,6 +90,24 @@ class Candidate(_Data):
         if self.status is not Status.VERIFIED or self.prediction is None:
             return None
         return self.prediction.us
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """When it was proposed: among equals the first wins, whichever conversation it is of."""
+        return self.proposal.round, self.proposal.index
+
+
+def repeats(candidates: Iterable[Candidate]) -> dict[int, int]:
+    """Candidates that compiled to the same kernels as one before them, by index, with that one's index.
+
+    Their sources or knobs differ, their compiled code and launches do not.
+    """
+    first: dict[str, int] = {}
+    found = {}
+    for c in sorted(candidates, key=lambda c: c.order):
+        if c.object_hash and first.setdefault(c.object_hash, c.proposal.index) != c.proposal.index:
+            found[c.proposal.index] = first[c.object_hash]
+    return found
 
 
 def lost(proposal: Proposal, reason: str, detail: str) -> Candidate:
@@ -150,6 +169,9 @@ class RunResult(_Data):
     """Wall time of the proposing, set-up included."""
     seconds_to_export: float = 0.0
     """Of which the winner's full verification and its export."""
+    identical: dict[int, int] = {}
+    """Indices of candidates that compiled to the same kernels as one before them, of whatever conversation,
+    and that one's index."""
 
     spend: Spend | None = None
     """What the model cost; None for the offline proposer."""

@@ -2,6 +2,7 @@
 
 Conversations run side by side, a thread each, and meet after a fixed number of turns. What passes between
 them passes only there, in the order of their numbers, so that a run goes the same way however fast each was.
+There each also learns which kernels the others have tried (`Desk.elsewhere`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def run_chains(
         turns = min(every, rounds - done)
         _together(running, turns)
         done += turns
+        _tell(all_chains)
         if done >= rounds:
             break
         if strategy is Strategy.ISLANDS:
@@ -71,6 +73,9 @@ def run_chains(
             chain.ended = chain.ended or "beam: others go on from the best"
         running = [new_chain(len(all_chains) + n, c) for n, c in enumerate(best)]
         all_chains += running
+        for chain in running:
+            chain.born = done
+        _tell(all_chains)
     return _closed(all_chains, rounds)
 
 
@@ -87,6 +92,16 @@ def _closed(chains: Sequence[Chain], rounds: int) -> tuple[Chain, ...]:
     for chain in chains:
         chain.ended = chain.ended or f"rounds: all {rounds} used"
     return tuple(chains)
+
+
+def _tell(chains: Sequence[Chain]) -> None:
+    """Tell each conversation what all have compiled to, so that it hears of it when it does so again."""
+    first: dict[str, Candidate] = {}
+    for c in sorted((c for chain in chains for c in chain.desk.candidates.values()), key=lambda c: c.order):
+        if c.object_hash:
+            first.setdefault(c.object_hash, c)
+    for chain in chains:
+        chain.desk.elsewhere = first
 
 
 def _migrate(chains: Sequence[Chain]) -> None:
@@ -110,6 +125,6 @@ def _best(chains: Sequence[Chain], count: int) -> list[Candidate]:
     found: dict[str, Candidate] = {}
     candidates = {i: c for chain in chains for i, c in chain.desk.candidates.items()}
     good = [c for c in candidates.values() if c.predicted_us is not None and c.proposal.source]
-    for c in sorted(good, key=lambda c: (c.predicted_us or 0.0, c.proposal.index)):
+    for c in sorted(good, key=lambda c: (c.predicted_us or 0.0, c.order)):
         found.setdefault(c.source_hash, c)
     return list(found.values())[:count]

@@ -35,6 +35,9 @@ def summary(result: RunResult) -> list[str]:
     counts = _counts(result)
     for number, end in enumerate(result.ends):
         lines.append(f"conversation {number}: {counts.get(number, 0)} candidates, {end}")
+    if result.identical:
+        same = ", ".join(f"#{later} is #{first}" for later, first in sorted(result.identical.items()))
+        lines.append(f"compiled to the same kernels as an earlier one: {same}")
     return lines
 
 
