@@ -91,7 +91,7 @@ def _place(finding: Finding) -> str:
 
 
 def _print_premises(targets: Sequence[AuditTarget], console: Console) -> None:
-    """What made the code and what the verdicts rest on: each thing once, with the kernels if it is not all."""
+    """What made the code and what the verdicts rest on, each thing once, with the kernels if not all."""
     several = len({t.target for t in targets}) > 1
     for start, lines in (
         ("made by: ", [(t, [t.toolchain] if t.toolchain else []) for t in targets]),

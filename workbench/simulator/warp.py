@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
+from workbench.simulator.adversary import Pick
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
@@ -304,14 +305,23 @@ def _redux_float(op: str, value: Array, mask: Array | None, w: Lanes, absolute: 
 
 
 def elect(mask: Array | None, co: Cohort, ck: Chunk, item: Instruction) -> tuple[Array, Array]:
-    """elect.sync: the lowest member lane leads; return its number and who it is."""
+    """elect.sync: some member lane leads; return its number and who it is.
+
+    The lowest one, or the highest where the schedule prefers high places: which it is nobody promises.
+    """
     check_mask(mask, co, ck, item)
     w = lanes_of(co)
     members = w.active[w.group][None, :]
     if mask is not None:
         members = members & mask
-    lowest = members & (~members + np.uint32(1))
-    leader = np.bitwise_count(lowest - np.uint32(1)).astype(np.uint32)
+    if ck.options.adversary.pick is Pick.HIGHEST:
+        below = members
+        for n in (1, 2, 4, 8, 16):
+            below = below | below >> np.uint32(n)
+        leader = (np.bitwise_count(below) - np.uint8(1)).astype(np.uint32)
+    else:
+        lowest = members & (~members + np.uint32(1))
+        leader = np.bitwise_count(lowest - np.uint32(1)).astype(np.uint32)
     return leader, leader == w.lane.astype(np.uint32)[None, :]
 
 
