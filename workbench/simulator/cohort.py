@@ -7,6 +7,7 @@ column a lane.
 
 from __future__ import annotations
 
+import weakref
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]
+_MANY_LANES = 2048
+"""From so many lanes on, registers that a branch leaves alone are not copied when its sides meet."""
 
 
 class Cohort:
@@ -28,7 +31,7 @@ class Cohort:
         registers: array of each live register, of a shape that broadcasts to `shape`.
     """
 
-    __slots__ = ("_cache", "chunk", "ctas", "rectangular", "registers", "shape", "threads")
+    __slots__ = ("_cache", "chunk", "ctas", "origin", "rectangular", "registers", "shape", "threads")
 
     def __init__(
         self, chunk: Chunk, ctas: Array, threads: Array, rectangular: bool, registers: dict[str, Array]
@@ -37,6 +40,8 @@ class Cohort:
         self.registers = registers
         self.shape = (len(ctas), len(threads)) if rectangular else (1, len(threads))
         self._cache: dict[Any, Any] = {}
+        self.origin: tuple[Cohort, dict[str, weakref.ref[Array]]] | None = None
+        """The cohort that this one was split from, and the registers as they were then."""
 
     @property
     def lanes(self) -> int:
@@ -181,7 +186,12 @@ class Cohort:
             return self, None
         if not mask.any():
             return None, self
-        return self.select(mask, if_true), self.select(~mask, if_false)
+        sides = self.select(mask, if_true), self.select(~mask, if_false)
+        self.origin = None
+        if self.rectangular and self.lanes >= _MANY_LANES:
+            for side in sides:
+                side.origin = self, {n: weakref.ref(v) for n, v in side.registers.items()}
+        return sides
 
 
 def merge(cohorts: list[Cohort], live: frozenset[str], dtypes: dict[str, str]) -> Cohort:
@@ -192,12 +202,39 @@ def merge(cohorts: list[Cohort], live: frozenset[str], dtypes: dict[str, str]) -
     first = cohorts[0]
     names = [n for n in live if any(n in c.registers for c in cohorts)]
     if all(c.rectangular for c in cohorts):
+        whole = _rejoin(cohorts, names, dtypes)
+        if whole is not None:
+            return whole
         same_rows = all(np.array_equal(c.ctas, first.ctas) for c in cohorts[1:])
         if same_rows:
             return _merge_columns(cohorts, names, dtypes)
         if all(np.array_equal(c.threads, first.threads) for c in cohorts[1:]):
             return _merge_rows(cohorts, names, dtypes)
     return _merge_lanes(cohorts, names, dtypes)
+
+
+def _rejoin(cohorts: list[Cohort], names: list[str], dtypes: dict[str, str]) -> Cohort | None:
+    """Join the two sides of a split: registers that neither has changed are those from before it."""
+    first, *others = cohorts
+    if first.origin is None or len(others) != 1 or others[0].origin is None:
+        return None
+    other, (parent, mine), (same, theirs) = others[0], first.origin, others[0].origin
+    if same is not parent or first.lanes + other.lanes != parent.lanes:
+        return None
+    kept = {n for n in names if _unchanged(first, n, mine) and _unchanged(other, n, theirs)}
+    if not kept:
+        return None
+    changed = [n for n in names if n not in kept]
+    join = _merge_columns if np.array_equal(first.ctas, other.ctas) else _merge_rows
+    result = join(cohorts, changed, dtypes)
+    if not (np.array_equal(result.ctas, parent.ctas) and np.array_equal(result.threads, parent.threads)):
+        return None
+    result.registers.update((n, parent.registers[n]) for n in kept)
+    return result
+
+
+def _unchanged(co: Cohort, name: str, before: dict[str, weakref.ref[Array]]) -> bool:
+    return name in before and name in co.registers and before[name]() is co.registers[name]
 
 
 def poison(dtype: str) -> Array:
