@@ -287,6 +287,7 @@ def schemas() -> dict[str, type[BaseModel]]:
     from workbench.export.manifest import Manifest
     from workbench.memory_model import LitmusDocument
     from workbench.report.claims.judge import ClaimsDocument
+    from workbench.report.evidence import EvidenceCheckDocument, EvidenceMakeDocument, EvidenceRunDocument
     from workbench.tune import ReplayReport
     from workbench.verify.ordering import AuditDocument
     from workbench.verify.report import Report
@@ -299,6 +300,9 @@ def schemas() -> dict[str, type[BaseModel]]:
         "db-import": ImportedRecordsDocument,
         "db-list": RecordsDocument,
         "doctor": DoctorDocument,
+        "evidence-check": EvidenceCheckDocument,
+        "evidence-make": EvidenceMakeDocument,
+        "evidence-run": EvidenceRunDocument,
         "export": ExportDocument,
         "export-module": ModuleDocument,
         "init": InitDocument,

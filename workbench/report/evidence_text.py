@@ -230,9 +230,9 @@ def _how(bundle: str, digest: str) -> list[str]:
 def _counts(document: EvidenceRunDocument) -> str:
     agree, differ = document.count("agree"), document.count("differ")
     left = document.count("not repeated")
-    premises = document.count("differ", "premise")
     text = f"{agree} results agree, {differ} differ, {left} not repeated"
-    return f"{text}; {premises} premises differ." if premises else f"{text}; all premises agree."
+    odd = document.count("differ", "premise")
+    return f"{text}; {odd} premises differ." if odd else f"{text}; no premise differs."
 
 
 def _print_kernels(kernels: Sequence[EvidenceKernel], console: Console) -> None:

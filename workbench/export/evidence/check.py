@@ -31,6 +31,7 @@ from workbench.export.waivers import waivers_for
 from workbench.export.winner import KEY_LENGTH
 from workbench.isa.cubin import CubinError, read_cubin
 from workbench.report.evidence import EvidenceCheckDocument, EvidenceProblem
+from workbench.report.evidence_text import shown
 from workbench.report.markdown import kernel_markdown
 from workbench.verify.report import Verdict
 
@@ -45,7 +46,7 @@ class _Problems:
         self.found: list[EvidenceProblem] = []
 
     def add(self, where: str, what: str, offset: int | None = None) -> None:
-        self.found.append(EvidenceProblem(where=where, what=what, offset=offset))
+        self.found.append(EvidenceProblem(where=shown(where), what=shown(what), offset=offset))
 
     def unless(self, right: bool, where: str, what: str) -> None:
         if not right:
@@ -93,7 +94,9 @@ def check_bundle(
         signature=signed,
         members=len(contents.members),
         kernels=kernel_documents(manifest) if manifest is not None else (),
-        notes=tuple(_notes(manifest, contents.members)) if manifest is not None else (),
+        notes=tuple(_notes(manifest, contents.members))
+        if manifest is not None and not problems.found
+        else (),
     )
 
 
@@ -196,6 +199,9 @@ def _check_kernel(kernel: BundledKernel, manifest: BundleManifest, problems: _Pr
         header, cubin = read_ptx_header(artifact.ptx), read_cubin(artifact.cubin)
         check_arch(header, cubin, artifact.arch)
         check_launches(artifact.launches, header, cubin)
+        held = {n: (r.registers, r.static_smem, r.stack_bytes) for n, r in m.resources.items()}
+        real = {n: (k.registers, k.static_smem, k.frame_bytes) for n, k in cubin.kernels.items()}
+        problems.unless(held == real, where, "states other resources than the cubin's")
     except (CompileError, CubinError) as e:
         problems.add(where, f"PTX, cubin and launches do not fit: {getattr(e, 'message', e)}")
 
@@ -236,10 +242,7 @@ def _notes(manifest: BundleManifest, members: Mapping[str, bytes]) -> Iterator[s
     if members.get(README) != readme(manifest):
         yield f"{README} is not what this workbench writes of {MANIFEST}, which counts"
     for entry in manifest.kernels:
-        try:
-            kernel = read_kernel(entry, members).exported
-        except ContentError:
-            continue
+        kernel = read_kernel(entry, members).exported
         m = kernel.manifest
         prose = kernel_markdown(kernel.artifact, kernel.report, m.prediction, m.run)
         if members.get(f"{entry.folder}/REPORT.md") != prose.encode():

@@ -63,7 +63,7 @@ def find_gpu() -> Gpu:
 
     device, why = first_device()
     if device is None:
-        return Gpu(f"no CUDA device: {why}", None)
+        return Gpu(f"no CUDA device here ({why.split(': ')[0]})", None)
     return Gpu(device.name, device.arch, lambda kernel, op: take(kernel.exported, op, kernel.timing))
 
 
@@ -108,7 +108,7 @@ def run_bundle(
         sha256=contents.sha256,
         device=gpu.name,
         verdict=Verdict.FAIL if "differ" in results else verdict,
-        timing=_timing_line(chosen, gpu),
+        timing=_timing_line(chosen, gpu, points),
         points=tuple(points),
         kernels=tuple(kernel_document(k.entry) for k in chosen),
         seconds=time.monotonic() - started,
@@ -199,6 +199,8 @@ class _Rerun:
             "CUDA flavour", f"{t.flavour}, PTX ISA {t.ptx_isa}", f"{found.flavour}, PTX ISA {found.ptx_isa}"
         )
         self.odd_tools += [] if same else ["CUDA flavour"]
+        if self.manifest.fences is not None:
+            points.premise("fences", ", ".join(self.manifest.fences), ", ".join(again.fences or ()))
         return again
 
     def _compare_code(self, again: Artifact, found: Provenance) -> bool:
@@ -312,15 +314,16 @@ class _Rerun:
             compare_timings(points, stated, found)
 
 
-def _timing_line(kernels: Collection[BundledKernel], gpu: Gpu) -> str:
+def _timing_line(kernels: Collection[BundledKernel], gpu: Gpu, points: Collection[EvidencePoint]) -> str:
     stated = sum(k.timing is not None for k in kernels)
     claims = f"the bundle states {stated} measured times" if stated else "the bundle states no measured time"
-    if gpu.take is None:
-        return f"timing not repeated, everything else was: {gpu.name}; {claims}"
     fitting = sum(k.entry.arch == gpu.arch for k in kernels)
-    if not fitting:
-        return f"timing not repeated, everything else was: {gpu.name} is {gpu.arch}; {claims}"
-    return f"timing repeated on {gpu.name} for {fitting} of {len(kernels)} kernels; {claims}"
+    if gpu.take is not None and fitting:
+        return f"timing repeated on {gpu.name} for {fitting} of {len(kernels)} kernels; {claims}"
+    why = gpu.name if gpu.take is None else f"{gpu.name} is {gpu.arch}"
+    left = [p for p in points if p.kind == "result" and p.status == "not repeated"]
+    rest = all(p.name.startswith("measured ") for p in left)
+    return f"timing not repeated{', everything else was' if rest else ''}: {why}; {claims}"
 
 
 def _hash_of(models: Collection[object]) -> str:
