@@ -16,7 +16,7 @@ from workbench.simulator.access import Site
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
-    from workbench.simulator.ordering.shadow import Record
+    from workbench.simulator.ordering.records import Record
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]

@@ -23,7 +23,7 @@ from workbench.isa.ptx.model import Instruction
 from workbench.simulator.cohort import Cohort
 
 if TYPE_CHECKING:
-    from workbench.simulator.ordering.shadow import Spans
+    from workbench.simulator.ordering.records import Spans
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]

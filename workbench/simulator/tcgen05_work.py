@@ -27,7 +27,7 @@ from workbench.simulator.tcgen05_descriptors import (
 from workbench.simulator.tmem import COLUMNS, COPY_SHAPES, LANES, TensorMemory, copy_lanes, split_address
 
 if TYPE_CHECKING:
-    from workbench.simulator.ordering.shadow import Spans
+    from workbench.simulator.ordering.records import Spans
     from workbench.simulator.scheduler import Chunk
     from workbench.simulator.tcgen05 import TensorCores
 

@@ -36,7 +36,7 @@ from workbench.simulator.matrix import (
 from workbench.simulator.warp import Lanes, lanes_of
 
 if TYPE_CHECKING:
-    from workbench.simulator.ordering.shadow import Spans
+    from workbench.simulator.ordering.records import Spans
     from workbench.simulator.scheduler import Chunk
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.simulator.ordering.clocks import Clock, Clocks, World
-from workbench.simulator.ordering.shadow import CLUSTER, CTA, GPU, SYS, Kind
+from workbench.simulator.ordering.records import CLUSTER, CTA, GPU, SYS, Kind
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.ordering.clocks import FOREVER
 from workbench.simulator.ordering.objects import covers
-from workbench.simulator.ordering.shadow import CTA, GPU, Clash, Record, Region, Spans
+from workbench.simulator.ordering.records import CTA, GPU, Record, Spans
+from workbench.simulator.ordering.shadow import Clash, Region
 
 if TYPE_CHECKING:
     from workbench.simulator.scheduler import Chunk
