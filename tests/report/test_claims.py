@@ -192,6 +192,7 @@ CHANGED: dict[str, Any] = {
     "arch": "sm_90a",
     "toolchain": "13.2",
     "dtype": "fp8",
+    "inputs": "ordinary",
     "protocol": "graph",
     "driver": "13.0",
     "software": "vLLM 0.34",
@@ -200,7 +201,7 @@ BASE = {
     **SERVING, "context_parallelism": 1, "load": "fixed lengths", "output_tokens": 8,
     "prefill": "not counted", "prefill_share": 0.25, "speculation": "DSpark", "op": "kda",
     "workload": "tp8_b2", "axes": "B=2", "arch": "sm_103a", "toolchain": "13.1", "dtype": "bf16",
-    "protocol": "events", "driver": "12.9", "software": "vLLM 0.33",
+    "inputs": "zeros", "protocol": "events", "driver": "12.9", "software": "vLLM 0.33",
 }  # fmt: skip
 
 

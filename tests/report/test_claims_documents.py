@@ -11,9 +11,12 @@ from tests.records.test_records import make_record
 from tests.report.conftest import prediction
 from workbench.agent.run import RunResult
 from workbench.errors import WorkbenchError
+from workbench.export.evidence.bundle import MeasuredTime
+from workbench.export.evidence.make import make_bundle
 from workbench.records import Objective
 from workbench.report.claims import Verdict, judge_all, load_claims, pair
 from workbench.report.claims.documents import measured_in
+from workbench.workspace import Workspace
 
 run = run_fixture
 
@@ -79,12 +82,13 @@ def test_records_say_what_their_objective_is(tmp_path: Path) -> None:
     path = record(tmp_path / "m.jsonl", 5.0, 6.25, objective=Objective.MEASURED, device="NVIDIA H200")
     ids = [make_record(v, artifact_key=f"{v}kernel", objective=Objective.MEASURED, device="NVIDIA H200").id
            for v in (5.0, 6.25)]  # fmt: skip
-    found = measured_in(path, ids[1][:16])
+    assert measured_in(path, ids[1]) == measured_in(path, ids[1][:6])
+    found = measured_in(path, ids[1][:6])
     assert (found["value"], found["kind"]) == ("6.250", "measured")
     assert found["premises"]["hardware"] == "NVIDIA H200" and found["premises"]["protocol"] == "premises p0"
-    with pytest.raises(WorkbenchError, match=rf"2 records for `record = None`; it has {ids[0][:12]}"):
+    with pytest.raises(WorkbenchError, match=rf"2 measurements for `record = None`; it has '{ids[0][:16]}'"):
         measured_in(path)
-    with pytest.raises(WorkbenchError, match="no record for `record = 'zz'`"):
+    with pytest.raises(WorkbenchError, match="no measurement for `record = 'zz'`"):
         measured_in(path, "zz")
 
 
@@ -105,6 +109,67 @@ def test_a_timing_is_measured_and_carries_its_protocol(tmp_path: Path) -> None:
     }
 
 
+WINNER = next((Path(__file__).parents[2] / "generated_kernels").glob("*/*/*/manifest.json")).parent
+
+
+def timed(key: str) -> MeasuredTime:
+    said = {k: v for k, v in TIMING.items() if k != "kernel"}
+    return MeasuredTime.model_validate({**said, "artifact_key": key, "generator": "ordinary", "seed": 3})
+
+
+def test_a_timing_beside_its_kernel_knows_its_op(tmp_path: Path) -> None:
+    manifest = json.loads((WINNER / "manifest.json").read_text())
+    for key, known in ((manifest["key"], True), ("another", False)):
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+        (tmp_path / "timing.json").write_text(timed(key).model_dump_json())
+        found = measured_in(tmp_path / "timing.json")
+        assert found["premises"]["inputs"] == "ordinary, seed 3" and found["kind"] == "measured"
+        assert (found["premises"].get("op") == manifest["op"]) == known
+        assert (found["premises"].get("workload") == manifest["workload"]) == known
+
+
+def test_a_bundle_of_evidence_holds_predicted_and_measured(tmp_path: Path) -> None:
+    bundle = tmp_path / "evidence.tar"
+    repository = Workspace(Path(__file__).parents[2])
+    make_bundle(repository, bundle, [WINNER], measure=lambda kernel: timed(kernel.manifest.key))
+    key = json.loads((WINNER / "manifest.json").read_text())["key"][:12]
+    predicted, measured = (measured_in(bundle, f"{key}/{kind}") for kind in ("predicted", "measured"))
+    assert predicted == measured_in(WINNER)
+    assert (measured["value"], measured["kind"]) == ("10.00", "measured")
+    assert measured["premises"]["op"] == predicted["premises"]["op"]
+    with pytest.raises(WorkbenchError, match=f"2 measurements .* '{key}/predicted', '{key}/measured'"):
+        measured_in(bundle)
+    with pytest.raises(WorkbenchError, match="nothing varies: implementation is"):
+        pair(f"{bundle}:{key}/measured", f"{bundle}:{key}/predicted")
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    bundle.write_bytes(data)
+    with pytest.raises(WorkbenchError, match="get it anew"):
+        measured_in(bundle, key)
+
+
+def test_the_check_on_a_gpu_holds_a_timing_a_method(tmp_path: Path) -> None:
+    rests = {"device": "NVIDIA H200", "arch": "sm_90a", "driver": "13.0", "method": "graph", "chains": 1}
+    measured = {
+        "events, flushed": {"failed": "no"},
+        "graph, flushed": {"samples_us": [3.0, 1.0, 2.0], "premises": {**rests, "l2": "flushed"}},
+        "graph, warm": {"samples_us": [1.0], "premises": {**rests, "l2": "warm"}},
+    }
+    row = {"record": "timing", "op": "moe", "workload": "tp8_b1", "measured": measured}
+    rows = [{"record": "family"}, {**row, "kernel": "moe a"}, {**row, "kernel": "moe b"}]
+    document = {"machine": {}, "sections": [{"records": []}, {"records": rows}]}
+    path = put(tmp_path / "results.json", document)
+    found = measured_in(path, "moe a/graph, f")
+    assert (found["value"], found["implementation"]) == ("2.000", "moe a")
+    assert found["premises"]["op"] == "moe" and "l2=flushed" in found["premises"]["protocol"]
+    with pytest.raises(WorkbenchError, match="2 measurements for `record = 'moe b'`"):
+        measured_in(path, "moe b")
+    (judged,) = judge_all("", pair(f"{path}:moe a/graph, warm", f"{path}:moe b/graph, flushed")).claims
+    assert [d.premise for d in judged.differs] == ["protocol"] and judged.ratio is None
+    (judged,) = judge_all("", pair(f"{path}:moe a/graph, warm", f"{path}:moe b/graph, warm", "1.0")).claims
+    assert judged.verdict is Verdict.LIKE_FOR_LIKE and judged.kind == "measured"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -116,7 +181,7 @@ def test_a_timing_is_measured_and_carries_its_protocol(tmp_path: Path) -> None:
         ("[" * 100_000, "nested too deeply"),
         ('{"candidates": [], "winner": 0}', "is not what this workbench writes: settings"),
         ('{"prediction": null, "files": {}}', "is not what this workbench writes: key"),
-        ('{"key": {}, "value_us": 1}', "a record of another schema: key.op"),
+        ('{"key": {}, "value_us": 1}', "is not what this workbench writes: key.op"),
         (json.dumps(TIMING) + "\n" + json.dumps(TIMING), "holds 2 documents that are no tuning records"),
         (json.dumps(TIMING | {"samples_us": []}), "positive samples_us"),
         (json.dumps(TIMING | {"samples_us": [1.0, 0]}), "positive samples_us"),

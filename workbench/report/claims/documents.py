@@ -25,9 +25,11 @@ def measured_in(path: Path, record: str | None = None) -> Fields:
     """The measurement that a document holds: the fields of a claim file's entry that follow from it.
 
     Args:
-        path: an exported kernel's `manifest.json` (or its folder), the JSON of `propose`, `tune` or a run,
-            the JSON of a timing, or a file of records as `db export` writes it.
-        record: beginning of the id of one record, where there are several.
+        path: an exported kernel's `manifest.json` (or its folder) or the `timing.json` beside it, an evidence
+            bundle, the JSON of `propose`, `tune` or a run, that of a timing or of the check on a GPU, or a
+            file of records as `db export` writes it.
+        record: which of several measurements: a record's id, `KEY/predicted` or `KEY/measured` of a bundle,
+            `KERNEL/METHOD` of a check; so much of it as tells it from the others.
 
     Raises:
         WorkbenchError: if there is no such measurement, or it was not verified.
@@ -35,38 +37,70 @@ def measured_in(path: Path, record: str | None = None) -> Fields:
     if path.is_dir():
         path = path / "manifest.json"
     try:
-        if path.stat().st_size > _LARGEST:
-            raise WorkbenchError(f"{path} has more than {_LARGEST} bytes")
-        text = path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise WorkbenchError(f"{path} cannot be read: {e.strerror}") from e
-    except UnicodeDecodeError as e:
-        raise WorkbenchError(f"{path} is no text: {e.reason}") from e
-    documents = list(_documents(path, text))
-    if not documents:
-        raise WorkbenchError(f"{path} is empty")
-    if "key" in documents[0] and isinstance(documents[0]["key"], dict):
-        return _of_record(path, documents, record)
-    if record is not None:
-        raise WorkbenchError(f"{path} holds no tuning records, so `record` chooses nothing")
-    if len(documents) > 1:
-        raise WorkbenchError(f"{path} holds {len(documents)} documents that are no tuning records")
-    (document,) = documents
-    try:
-        if "candidates" in document and "winner" in document:
-            return _of_run(path, document)
-        if "prediction" in document and "files" in document:
-            return _of_manifest(path, document)
-        if document.get("kind") == "measured" and "samples_us" in document:
-            return _of_timing(path, document)
+        found = list(_measurements(path, _read(path)))
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
         raise WorkbenchError(f"{path} is not what this workbench writes: {where}: {first['msg']}") from e
-    raise WorkbenchError(
-        f"{path} is no document with a measurement: manifest.json, the JSON of propose or tune, a timing, or"
-        " records of `workbench db export`"
-    )
+    labels = [label for label, _ in found]
+    fitting = [
+        fields
+        for label, fields in found
+        if record is None or label.startswith(record) or record.startswith(label)
+    ]
+    exact = [fields for label, fields in found if label == record]
+    if len(exact or fitting) != 1:
+        what = "no measurement" if not fitting else f"{len(fitting)} measurements"
+        told = ", ".join(repr(label) for label in labels[:8]) or "none"
+        raise WorkbenchError(f"{path} has {what} for `record = {record!r}`; it has {told}")
+    return _verified(path, (exact or fitting)[0])
+
+
+def _verified(path: Path, fields: Fields) -> Fields:
+    why = fields.pop("unusable", "")
+    if why:
+        raise WorkbenchError(f"{path}: {fields['source']} was not verified ({why}); its time is no claim")
+    return fields
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise WorkbenchError(f"{path} has more than {_LARGEST} bytes")
+        return path.read_bytes()
+    except OSError as e:
+        raise WorkbenchError(f"{path} cannot be read: {e.strerror}") from e
+
+
+def _measurements(path: Path, data: bytes) -> Iterator[tuple[str, Fields]]:
+    """Each measurement with what chooses it."""
+    if data[257:262] == b"ustar":
+        yield from _of_bundle(path)
+        return
+    try:
+        documents = list(_documents(path, data.decode()))
+    except UnicodeDecodeError as e:
+        raise WorkbenchError(f"{path} is no text: {e.reason}") from e
+    if not documents:
+        raise WorkbenchError(f"{path} is empty")
+    first = documents[0]
+    if isinstance(first.get("key"), dict):
+        yield from _of_records(documents)
+    elif len(documents) > 1:
+        raise WorkbenchError(f"{path} holds {len(documents)} documents that are no tuning records")
+    elif "candidates" in first and "winner" in first:
+        yield "winner", _of_run(path, first)
+    elif "prediction" in first and "files" in first:
+        yield "prediction", _of_manifest(path, first)
+    elif first.get("kind") == "measured" and "samples_us" in first:
+        yield "timing", _of_timing(path, first)
+    elif "sections" in first and "machine" in first:
+        yield from _of_check(path, first)
+    else:
+        raise WorkbenchError(
+            f"{path} is no document with a measurement: manifest.json, the JSON of propose or tune, a timing,"
+            " a bundle of evidence, the report of the check on a GPU, or records of `workbench db export`"
+        )
 
 
 def _documents(path: Path, text: str) -> Iterator[Fields]:
@@ -89,29 +123,15 @@ def _documents(path: Path, text: str) -> Iterator[Fields]:
         yield piece
 
 
-def _of_record(path: Path, documents: list[Fields], wanted: str | None) -> Fields:
+def _of_records(documents: list[Fields]) -> Iterator[tuple[str, Fields]]:
     from workbench.records.model import Record
 
-    try:
-        records = [Record.model_validate(d) for d in documents]
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise WorkbenchError(f"{path} has a record of another schema: {where}: {first['msg']}") from e
-    found = [r for r in records if wanted is None or r.id.startswith(wanted)]
-    if len(found) != 1:
-        ids = ", ".join(r.id[:12] for r in records[:8])
-        what = "no record" if not found else f"{len(found)} records"
-        raise WorkbenchError(f"{path} has {what} for `record = {wanted!r}`; it has {ids}")
-    return _record(path, found[0])
+    for document in documents:
+        record = Record.model_validate(document)
+        yield record.id[:16], _record(record)
 
 
-def _record(path: Path, record: Record) -> Fields:
-    if not record.is_usable:
-        why = record.failure or f"verdict {record.verdict}"
-        raise WorkbenchError(
-            f"{path}: record {record.id[:12]} was not verified ({why}); its time is no claim"
-        )
+def _record(record: Record) -> Fields:
     key = record.key
     return {
         "implementation": f"{key.template} {(record.artifact_key or key.hash)[:12]}",
@@ -121,6 +141,7 @@ def _record(path: Path, record: Record) -> Fields:
         "kind": key.objective.value,
         "reported_by": "self",
         "source": f"record {record.id[:12]}",
+        "unusable": "" if record.is_usable else record.failure or f"verdict {record.verdict}",
         "scope": "kernel",
         "premises": {
             "hardware": key.device,
@@ -179,21 +200,87 @@ def _predicted(prediction: Prediction, implementation: str, source: str) -> Fiel
 
 
 def _of_timing(path: Path, document: Fields) -> Fields:
-    device, samples = document.get("device"), document["samples_us"]
+    """Of `workbench.devices`, or of the evidence beside an exported kernel, whose manifest says the op."""
+    from workbench.export.manifest import Manifest
+
+    device, key = document.get("device"), document.get("artifact_key")
+    if not isinstance(device, dict) or not device.get("name"):
+        raise WorkbenchError(f"{path}: a timing has a device with a name")
+    fields = _measured(
+        path, document["samples_us"], str(document.get("kernel", key or path.name)), document, device
+    )
+    if "generator" in document:
+        fields["premises"]["inputs"] = f"{document['generator']}, seed {document.get('seed')}"
+    beside = path.parent / "manifest.json"
+    if key is not None and beside.is_file():
+        manifest = Manifest.model_validate_json(_read(beside))
+        if manifest.key == key:
+            fields["implementation"] = f"{manifest.template} {manifest.key[:12]}"
+            fields["premises"] |= {
+                "op": manifest.op,
+                "workload": manifest.workload,
+                "axes": _axes(manifest.axes),
+                "arch": manifest.arch,
+            }
+    return fields
+
+
+def _of_bundle(path: Path) -> Iterator[tuple[str, Fields]]:
+    from workbench.export.evidence.check import load_bundle
+
+    kernels, _ = load_bundle(path)
+    for kernel in kernels:
+        m, short = kernel.exported.manifest, kernel.entry.key[:12]
+        what = f"{m.template} {short}"
+        if m.prediction is not None:
+            yield f"{short}/predicted", _predicted(m.prediction, what, f"kernel {short}")
+        if kernel.timing is not None:
+            t = kernel.timing
+            fields = _measured(path, list(t.samples_us), what, t.model_dump(), t.device)
+            fields["premises"] |= {
+                "op": m.op,
+                "workload": m.workload,
+                "axes": _axes(m.axes),
+                "arch": m.arch,
+                "inputs": f"{t.generator}, seed {t.seed}",
+            }
+            yield f"{short}/measured", fields
+
+
+def _of_check(path: Path, document: Fields) -> Iterator[tuple[str, Fields]]:
+    """The timings of the check on a GPU."""
+    sections = document["sections"]
+    records = [r for section in sections if isinstance(section, dict) for r in section.get("records", ())]
+    for record in records:
+        if not isinstance(record, dict) or record.get("record") != "timing":
+            continue
+        for method, measured in record.get("measured", {}).items():
+            if "samples_us" not in measured:
+                continue
+            rests = measured.get("premises", {})
+            device = {"name": rests.get("device"), "arch": rests.get("arch"), "driver": rests.get("driver")}
+            fields = _measured(path, measured["samples_us"], str(record.get("kernel")), rests, device)
+            fields["premises"] |= {"op": record.get("op"), "workload": record.get("workload")}
+            yield f"{record.get('kernel')}/{method}", fields
+
+
+def _measured(
+    path: Path, samples: object, implementation: str, protocol: Mapping[str, Any], device: Mapping[str, Any]
+) -> Fields:
     numbers = isinstance(samples, list) and all(
         isinstance(s, int | float) and not isinstance(s, bool) and 0 < s < float("inf") for s in samples
     )
-    if not numbers or not samples or not isinstance(device, dict) or not device.get("name"):
-        raise WorkbenchError(f"{path}: a timing has a device with a name, and positive samples_us")
-    said = {name: document.get(name) for name in ("method", "l2", "flush_bytes", "chains")}
+    if not numbers or not samples or not isinstance(samples, list):
+        raise WorkbenchError(f"{path}: a timing has positive samples_us")
+    said = {name: protocol.get(name) for name in ("method", "l2", "flush_bytes", "chains")}
     premises = {
-        "hardware": device["name"],
+        "hardware": device.get("name"),
         "arch": device.get("arch"),
         "driver": device.get("driver"),
         "protocol": " ".join(f"{name}={value}" for name, value in said.items()),
     }
     return {
-        "implementation": str(document.get("kernel", path.name)),
+        "implementation": implementation,
         "quantity": "median time of one run",
         "unit": "us",
         "value": _printed(statistics.median(samples)),

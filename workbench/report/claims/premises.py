@@ -45,6 +45,7 @@ TERMS: Mapping[str, Term] = {
         Term("arch", "target of the cubin", ("kernel",)),
         Term("toolchain", "compiler versions and flags"),
         Term("dtype", "of weights, activations or cache"),
+        Term("inputs", "generator and seed of the data"),
         Term("protocol", "how it was timed, or which model predicted it", ("kernel",)),
         Term("driver", "CUDA version of the driver"),
         Term("software", "framework and version"),
