@@ -12,6 +12,7 @@ from workbench.errors import ContentError, UnknownNameError
 from workbench.isa.values import MAX_THREADS
 from workbench.ops.dtypes import DType
 from workbench.ops.model import Role
+from workbench.verify.tensor_maps import ContractTensorMap
 
 _Extent = Annotated[int, Field(ge=1)]
 _Shape = tuple[_Extent, _Extent, _Extent]
@@ -42,6 +43,15 @@ class ContractBuffer(_Entry):
     scratch, numbers in all else."""
     leads_to: Role | None = None
     """Role of the memory that pointers or tensor maps stored in the buffer lead to."""
+    tensor_map: ContractTensorMap | None = None
+    """The parameter is this tensor map of the buffer; without it nobody knows what its copies move."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the buffer, of its tensor map if the contract does not say."""
+        if self.bytes is None and self.tensor_map is not None:
+            return self.tensor_map.nbytes
+        return self.bytes
 
 
 class ContractScalar(_Entry):

@@ -19,6 +19,7 @@ from workbench.verify.ordering.contents import SimulatedBuffer
 from workbench.verify.ordering.dynamic import DynamicAudit, DynamicLaunch, dynamic_or_reason
 from workbench.verify.ordering.static import KernelAudit
 from workbench.verify.report import Verdict
+from workbench.verify.tensor_maps import MAP_BYTES
 
 _WAITS = frozenset(("pdl-load-before-wait", "pdl-wait-missing", "nc-load-of-mutable"))
 """Rules that name the same mistake, seen from different sides."""
@@ -56,19 +57,27 @@ def run_contract(
             kernel = module.kernel(name)
             launch = launch_of(entry, name)
             if any(i.opcode == "cp" and "tensor" in i.modifiers for i in kernel.instructions):
-                return f"{name} uses tensor maps, which a contract does not describe"
+                bare = [b.name for b in entry.buffer if b.tensor_map is None
+                        and launch.params[b.param].size >= MAP_BYTES]  # fmt: skip
+                if bare or all(b.tensor_map is None for b in entry.buffer):
+                    whose = f"of {bare[0]!r} " if bare else ""
+                    return (
+                        f"{name} copies through a tensor map {whose}that the contract does not describe "
+                        "(tensor_map of a buffer); that expect_tx announces the bytes of its copies is taken "
+                        "for granted"
+                    )
             smem = _dynamic_smem(module, kernel, entry)
             absent = [n for n in range(len(kernel.params)) if n not in launch.params]
             if absent:
                 return f"the contract does not say what parameter {absent[0]} of {name} is"
             for b in entry.buffer:
-                if b.bytes is None:
+                if b.size is None:
                     return f"the contract does not say how many bytes {b.name!r} has"
                 old = buffers.get(b.name)
                 role = Role.METADATA if b.settled and b.role is Role.ACTIVATION else b.role
                 word = {"zero": 0}.get(b.first) if isinstance(b.first, str) else b.first
                 made = SimulatedBuffer(
-                    b.name, b.bytes, role, b.align, word, b.first == "random", b.first == "sentinel"
+                    b.name, b.size, role, b.align, word, b.first == "random", b.first == "sentinel"
                 )
                 buffers[b.name] = made if old is None else _both(old, made)
             if kernel.params and any(launch.params[n].size != p.size for n, p in enumerate(kernel.params)):

@@ -387,9 +387,17 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
                 f"buffer {b.name!r}: parameter {b.param} of {forms.name!r} is {size} bytes, too small for a "
                 f"pointer at {b.offset}"
             )
+        if b.tensor_map is not None and b.offset + len(b.tensor_map.raw) > size:
+            raise WorkbenchError(
+                f"buffer {b.name!r}: parameter {b.param} of {forms.name!r} is {size} bytes, too small for a "
+                f"tensor map at {b.offset}"
+            )
         old = found.get(b.param)
         pointers = (*(old.relocations if old else ()), Relocation(offset=b.offset, buffer=b.name))
-        found[b.param] = KernelParam(data="00" * size, relocations=pointers)
+        raw = bytearray(size) if old is None else bytearray.fromhex(old.data)
+        if b.tensor_map is not None:
+            raw[b.offset : b.offset + len(b.tensor_map.raw)] = b.tensor_map.raw
+        found[b.param] = KernelParam(data=raw.hex(), relocations=pointers)
     known: dict[int, set[int]] = {}
     for s in contract.scalar:
         whole, what = places[s.param][1], f"parameter {s.param} of {forms.name!r}"
@@ -418,7 +426,7 @@ def contract_launch(forms: Forms, contract: ContractKernel | None) -> Launch:
         cluster=contract.cluster,
         cooperative=contract.cooperative,
         smem_bytes=contract.smem_bytes,
-        sizes={b.name: b.bytes for b in contract.buffer if b.bytes is not None},
+        sizes={b.name: b.size for b in contract.buffer if b.size is not None},
         settled=frozenset(b.name for b in contract.buffer if b.settled),
         beyond=beyond,
         known={n: frozenset(at) for n, at in known.items()},

@@ -13,7 +13,7 @@ from workbench.isa.flow import ControlFlowGraph
 from workbench.isa.ptx.cfg import build
 from workbench.isa.ptx.first import FirstValues
 from workbench.isa.ptx.model import Instruction, Kernel, Module
-from workbench.isa.ptx.values import PtxValues
+from workbench.isa.ptx.values import PARAM_BASE, PtxValues
 from workbench.isa.sass.cfg import build as build_sass
 from workbench.isa.sass.model import SassFunction, SassInstruction
 from workbench.isa.sass.values import SassValues
@@ -25,6 +25,7 @@ from workbench.verify.ordering.ptx import ptx_program
 from workbench.verify.ordering.rounds import waits_in_loops, with_first_rounds
 from workbench.verify.ordering.sass import sass_program
 from workbench.verify.ordering.solver import Levels, solve
+from workbench.verify.tensor_maps import MAP_BYTES, box_bytes
 
 _ASKED = frozenset(
     ("ld", "ldu", "st", "atom", "red", "multimem", "cp", "ldmatrix", "stmatrix", "fence", "membar", "bar")
@@ -191,6 +192,16 @@ class PtxView:
             if Analysis(program, solve(program), self.launch, analysis.layout).surely_waits:
                 return replace(analysis.effects, waits=True, drains=analysis.late_triggers)
         return analysis.effects
+
+    def map_bytes(self, step: Step, place: Value) -> int | None:
+        """Bytes that a tensor copy through the map at an address brings; None if that is not known."""
+        at = place.constant()
+        where = None if at is None or at < PARAM_BASE else self.analysis.layout.find(at - PARAM_BASE)
+        if where is None or {"im2col", "im2col::w", "tile::gather4"} & set(step.instruction.modifiers):
+            return None
+        param = self.launch.params.get(where[0])
+        raw = b"" if param is None else bytes.fromhex(param.data)[where[1] : where[1] + MAP_BYTES]
+        return box_bytes(raw) if len(raw) == MAP_BYTES else None
 
     def place(self, index: int) -> Place:
         """Where an instruction stands."""

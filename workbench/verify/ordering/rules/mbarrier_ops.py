@@ -150,7 +150,9 @@ def _filled(view: PtxView, u: Use, places: list[tuple[Operand, Value]]) -> Use:
         if "bulk" not in m:
             return replace(u, op=Op.ARRIVE, count=1) if "noinc" in m else u
         size = None
-        if "tensor" not in m:
+        if "tensor" in m:
+            size = view.map_bytes(s, places[1][1]) if places[1:] else None
+        else:
             at = s.instruction.operands.index(places[1][0]) + 1
             size = s.values[at].constant() if at < len(s.values) else None
         return replace(u, op=Op.COPY, nbytes=size, target=region(view, s, places[0][1], size or 16))
