@@ -52,16 +52,19 @@ def sign(bundle: Path, tool: str, key: Path | None = None) -> Path:
         MissingToolError: if the tool is not installed.
         WorkbenchError: if it fails, or a key is given that it does not take.
     """
-    program, target = find_tool(tool), signature_path(bundle, tool)
+    program, target = find_tool(tool), signature_path(bundle.resolve(), tool)
     if tool == "minisign":
         secret = ["-s", str(key)] if key is not None else []
-        command = [program, "-S", *secret, "-m", str(bundle), "-x", str(target), "-t", bundle.name]
+        command = [program, "-S", *secret, "-m", str(bundle.resolve()), "-x", str(target), "-t", bundle.name]
     else:
         if key is not None:
             raise WorkbenchError("sigstore signs with an identity, not with a key; leave --key out")
-        command = [program, "sign", "--overwrite", "--bundle", str(target), str(bundle)]
+        command = [program, "sign", "--overwrite", "--bundle", str(target), str(bundle.resolve())]
+    target.unlink(missing_ok=True)
     try:
-        done = subprocess.run(command, env=kept(), check=False)
+        # The tool gets the person's own environment: keys, agents and identities are its business. What it
+        # says goes to standard error: standard output holds the document.
+        done = subprocess.run(command, stdout=2, check=False)
     except OSError as e:
         raise WorkbenchError(f"{tool} does not run: {e.strerror or e}") from e
     if done.returncode != 0 or not target.is_file():
@@ -93,7 +96,7 @@ def verify_minisign(bundle: Path, public_key: str) -> str:
             f"{public_key!r} is neither a minisign public key (RW...) nor a file that holds one"
         )
     path = _present(bundle, "minisign")
-    _run([program, "-V", "-q", *given, "-m", str(bundle), "-x", str(path)], path)
+    _run([program, "-V", "-q", *given, "-m", str(bundle.resolve()), "-x", str(path)], path)
     who = public_key if given[0] == "-P" else f"in {public_key}"
     return f"minisign signature {path.name} holds for the key {who}"
 
@@ -112,13 +115,13 @@ def verify_sigstore(bundle: Path, identity: str, issuer: str) -> str:
     """
     program, path = find_tool("sigstore"), _present(bundle, "sigstore")
     command = [program, "verify", "identity", "--offline", "--bundle", str(path), "--cert-identity", identity,
-               "--cert-oidc-issuer", issuer, str(bundle)]  # fmt: skip
+               "--cert-oidc-issuer", issuer, str(bundle.resolve())]  # fmt: skip
     _run(command, path)
     return f"sigstore signature {path.name} holds for {identity}, vouched for by {issuer}"
 
 
 def _present(bundle: Path, tool: str) -> Path:
-    path = signature_path(bundle, tool)
+    path = signature_path(bundle.resolve(), tool)
     if not path.is_file():
         raise SignatureError(f"there is no {path.name} beside the bundle")
     return path
