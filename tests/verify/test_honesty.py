@@ -15,9 +15,10 @@ from workbench.compile import FENCES, CompileRequest, compile_candidate
 from workbench.compile.request import ErrorKind
 from workbench.ops import load_op
 from workbench.ops.model import Op
+from workbench.simulator.counters import Counters
 from workbench.templates import parse_template
 from workbench.verify.differential import check_differential
-from workbench.verify.honesty import check_honesty
+from workbench.verify.honesty import check_honesty, check_moved
 from workbench.verify.report import Verdict
 from workbench.workspace import Workspace
 
@@ -49,6 +50,27 @@ def rules(artifact: Artifact, op: Op) -> set[str]:
 
 def test_a_shipped_kernel_is_honest(artifact: Artifact, op: Op) -> None:
     assert check_honesty(artifact, op).verdict is Verdict.PASS
+
+
+def moved(**counts: int) -> Counters:
+    return Counters(
+        kernel="k", ctas=1, warps=1, lane_instructions=1, warp_instructions={}, longest_warp={}, **counts
+    )
+
+
+def test_who_moves_less_than_half_of_what_the_op_must_is_impossibly_fast(op: Op) -> None:
+    workload = op.workload("small_b1")
+    must = op.compulsory_bytes(workload.axes)
+    half = must // 2 // 32 * 32
+    for counters in (
+        [moved(unique_load_bytes=must)],
+        [moved(unique_load_bytes=half), moved(unique_store_bytes=must - half)],
+        [moved(unique_load_bytes=half - 32, atomics=1)],
+    ):
+        assert check_moved(op, workload, counters).verdict is Verdict.PASS
+    check = check_moved(op, workload, [moved(unique_load_bytes=half - 32)])
+    assert check.verdict is Verdict.FAIL and [f.rule for f in check.findings] == ["impossible-speed"]
+    assert f"must move {must}" in check.findings[0].message
 
 
 @pytest.mark.parametrize("register", ["%clock", "%clock64", "%globaltimer", "%gridid", "%envreg3"])

@@ -58,7 +58,9 @@ def _check_at(
         artifact = compile_candidate(CompileRequest.of(op, workload, template, point, arch), cache)
     except CompileError as e:
         return Check(name=name, verdict=Verdict.FAIL, summary=f"{at}: does not compile: {e}")
-    report = check_artifact(artifact, op, level=Level.FULL, seed=seed, cases=CaseCache(capacity=1)).report
+    report = check_artifact(
+        artifact, op, level=Level.FULL, seed=seed, cases=CaseCache(capacity=1), cache=cache
+    ).report
     if report.verdict is Verdict.PASS:
         more = check_differential(artifact, op, workload, seed)
         report = report.model_copy(update={"checks": (*report.checks, more)})

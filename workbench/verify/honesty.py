@@ -10,6 +10,10 @@ use.
 - `input-unread`: an input of the contract that no launch is given.
 - `identical-launches`: nothing is launched at all.
 
+From what a run counted, that it moved enough of memory to have computed the op:
+
+- `impossible-speed`: less than half the bytes that the op must move; no kernel is so fast honestly.
+
 State that outlives a launch is the ordering rule `persistent-device-state`; shapes and data that the author
 does not see are `held-out` checks; `workbench.verify.differential` has what needs runs.
 """
@@ -17,7 +21,7 @@ does not see are `held-out` checks; `workbench.verify.differential` has what nee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from workbench.artifact import Artifact
 from workbench.errors import WorkbenchError
@@ -25,7 +29,8 @@ from workbench.findings import Finding, Severity
 from workbench.isa.cubin import read_cubin
 from workbench.isa.ptx import Instruction, Kernel, Module, Special, parse
 from workbench.ops.dtypes import DType
-from workbench.ops.model import Op
+from workbench.ops.model import Op, Workload
+from workbench.simulator.counters import Counters
 from workbench.verify.report import Check, verdict_of
 
 _CLOCKS = re.compile(r"%(clock(64|_hi)?|globaltimer(_lo|_hi)?|pm\d+(_64)?)$")
@@ -42,6 +47,7 @@ _WIDE = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "tf32")) | fr
 """Types of a conversion that are not narrow floats; the first type of `cvt` is its target."""
 _MMA = ("mma", "wgmma", "tcgen05")
 _KINDS = {"kind::f8f6f4": 8, "kind::mxf8f6f4": 8, "kind::mxf4": 4, "kind::mxf4nvf4": 4, "kind::i8": 8}
+_SECTOR = 32
 _INTEGER_MMA = frozenset(("s8", "u8", "s4", "u4", "b1"))
 
 
@@ -66,6 +72,40 @@ def check_honesty(artifact: Artifact, op: Op) -> Check:
     return Check(
         name="honesty", verdict=verdict_of(findings), summary=summary, findings=tuple(_grouped(findings))
     )
+
+
+_LEAST_MOVED = 0.5
+"""Share of the compulsory bytes below which work was left out. Where tokens choose experts the contract has
+the bytes that are expected; the inputs at hand may need fewer."""
+
+
+def check_moved(op: Op, workload: Workload, counters: Sequence[Counters]) -> Check:
+    """Check `honesty/floor`: that the launches of a run on ordinary inputs moved what the op must move.
+
+    A time below the floor of the memory is what a benchmark refuses; here the reason for it is looked at.
+
+    Args:
+        op: the contract, which states compulsory bytes.
+        workload: the one that ran.
+        counters: one a launch, with sectors counted.
+    """
+    least = op.compulsory_bytes(workload.axes)
+    moved = sum(c.unique_load_bytes + c.unique_store_bytes for c in counters)
+    # Sectors that atomics touch are not counted; each may have been one.
+    moved += sum(_SECTOR * c.atomics for c in counters)
+    summary = f"{moved} bytes are touched of at least {least} that the op must move"
+    findings: tuple[Finding, ...] = ()
+    if moved < _LEAST_MOVED * least:
+        findings = (
+            Finding(
+                rule="impossible-speed",
+                severity=Severity.ERROR,
+                message=f"the launches touch {moved} bytes of memory, whoever computes the op must move "
+                f"{least}: a time below the floor of the memory is bought by leaving work out",
+                fix="read every input that the outputs depend on, and write every output",
+            ),
+        )
+    return Check(name="honesty/floor", verdict=verdict_of(findings), summary=summary, findings=findings)
 
 
 def _grouped(findings: Iterable[Finding]) -> list[Finding]:

@@ -13,12 +13,13 @@ import numpy.typing as npt
 import torch
 
 from workbench.artifact import Artifact, BoundBuffer
+from workbench.compile import ArtifactCache
 from workbench.errors import MissingToolError
 from workbench.findings import Finding, Severity
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.ops.model import Op, Workload
 from workbench.simulator import Counters, Memory, Outcome, SimulationOptions, UnsupportedInstruction, simulate
-from workbench.verify.honesty import check_honesty
+from workbench.verify.honesty import check_honesty, check_moved
 from workbench.verify.inputs import (
     POISONS,
     Case,
@@ -95,6 +96,8 @@ class _Runs:
     )
     labels: list[str] = field(default_factory=list)
     counters: tuple[Counters, ...] = ()
+    counted: str = ""
+    """Generator whose inputs the counters are of."""
     lane_instructions: int = 0
     schedules: bool = False
     """Run the inputs that are repeated under adversarial schedules too."""
@@ -137,7 +140,8 @@ class _Runs:
                     )
                     return False
                 if not outputs:
-                    self.counters = self.counters or outcome.counters
+                    if not self.counters:
+                        self.counters, self.counted = outcome.counters, generator
                     self.options = _without_sectors(self.options)
                 outputs.append(case.read_outputs())
             check = case.judge(outputs[0], POISONS[0])
@@ -270,6 +274,7 @@ def check_artifact(
     level: Level = Level.FULL,
     seed: int = 0,
     cases: CaseCache | None = None,
+    cache: ArtifactCache | None = None,
     processes: int = 1,
     time_limit: float = 60.0,
     generators: Sequence[str] | None = None,
@@ -280,6 +285,7 @@ def check_artifact(
         level: which generators run; see `Level`.
         seed: of the inputs.
         cases: keeps inputs and golden results between artifacts.
+        cache: keeps the disassembled cubin, as long as it keeps the artifact.
         processes: processes that share the CTAs of a launch.
         time_limit: seconds for one run of all launches.
         generators: names to run instead of those of `level`.
@@ -297,7 +303,7 @@ def check_artifact(
         SimulationOptions(processes=processes, time_limit=time_limit, count_sectors=True),
     )
     runs.schedules = level is Level.FULL
-    sass = _disassembled(artifact)
+    sass = _disassembled(artifact, cache)
     runs.checks.append(audit(artifact, sass))
     runs.checks.append(check_honesty(artifact, op))
     wanted = list(generators) if generators is not None else _generators(op, level)
@@ -314,6 +320,8 @@ def check_artifact(
     except UnsupportedInstruction as e:
         runs.checks.append(Check(name="simulation", verdict=Verdict.UNKNOWN, summary=str(e)))
     runs.checks.append(runs.memory_check())
+    if runs.counted == "ordinary":
+        runs.checks.append(check_moved(op, workload, runs.counters))
     if (relaunch := runs.relaunch_check()) is not None:
         runs.checks.append(relaunch)
     report = Report(
@@ -330,9 +338,11 @@ def check_artifact(
     return Verification(report, runs.counters, runs.lane_instructions, sass)
 
 
-def _disassembled(artifact: Artifact) -> SassModule | None:
+def _disassembled(artifact: Artifact, cache: ArtifactCache | None) -> SassModule | None:
+    """Read the cubin, the same one only once: nvdisasm takes a third of a second to start."""
     try:
-        return parse_sass(disassemble(artifact.cubin))
+        text = disassemble(artifact.cubin) if cache is None else cache.sass(artifact, disassemble)
+        return parse_sass(text)
     except MissingToolError:
         return None  # the audit then says that it could not see the SASS
 

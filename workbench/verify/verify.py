@@ -36,7 +36,7 @@ def verify_artifact(
         level: how much is checked; see `Level`.
         seed: of the inputs.
         cases: keeps inputs and golden results between artifacts.
-        cache: for the artifacts of held-out shapes.
+        cache: for the artifacts of held-out shapes, and for what is disassembled.
         processes: processes that share the CTAs of a launch.
         time_limit: seconds for one run of all launches.
         generators: names of input generators to run instead of those of `level`.
@@ -51,6 +51,7 @@ def verify_artifact(
         level=level,
         seed=seed,
         cases=cases,
+        cache=cache,
         processes=processes,
         time_limit=time_limit,
         generators=generators,
