@@ -7,7 +7,6 @@ goes past the screen, into the sandbox alone, as a trick that the screen does no
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from model_server import Answer, serve
+from watch import Watch
 
 from workbench import api
 from workbench.agent import begin, online
@@ -211,37 +211,6 @@ def test_the_sandbox_holds_without_the_screen(path: Path, op: Op) -> None:
         check(found["reasons"], "compiles")
 
 
-class Watch(threading.Thread):
-    """Looks at the environments of this process's descendants, as long as they run, for a canary."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.seen: set[str] = set()
-        self.looked: set[int] = set()
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        while not self.over.wait(0.02):
-            parents: dict[int, int] = {}
-            for folder in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError, IndexError, ValueError):
-                    parents[int(folder.name)] = int(
-                        (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
-                    )
-            for pid in parents:
-                if self._is_mine(pid, parents):
-                    with contextlib.suppress(OSError):
-                        self.looked.add(pid)
-                        if CANARY.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                            self.seen.add(Path(f"/proc/{pid}/cmdline").read_text())
-
-    def _is_mine(self, pid: int, parents: dict[int, int]) -> bool:
-        at = parents.get(pid, 0)
-        while at > 1 and at != os.getpid():
-            at = parents.get(at, 0)
-        return at == os.getpid()
-
-
 def test_a_whole_run_refuses_them_and_goes_on(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,8 +219,6 @@ def test_a_whole_run_refuses_them_and_goes_on(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     kept = [os.environ[name] for name in ("TEST_MODEL_KEY", "HF_TOKEN")]
-    watch = Watch()
-    watch.start()
     names = (
         "read_environment",
         "write_outside",
@@ -264,11 +231,9 @@ def test_a_whole_run_refuses_them_and_goes_on(
     sources = {n: (FOLDER / f"{n}.py").read_text() for n in names}
     steps = [Answer(calls=[("submit", {"source": source})]) for source in sources.values()]
     good = Answer(calls=[("submit", {"base": "row"})])
-    with serve(*steps, good, Answer(calls=[("finish", {})])) as server:
+    with serve(*steps, good, Answer(calls=[("finish", {})])) as server, Watch(CANARY) as watch:
         profile = Profile(model="test-model", base_url=server.url, api_key_env="TEST_MODEL_KEY", retries=1)
         result = online.propose(workspace, "rmsnorm", WORKLOAD, Plan(profile, tune_batch=0), workers=2)
-    watch.over.set()
-    watch.join()
     assert kept == [CANARY] * 2 and watch.looked and not watch.seen
     for root in (workspace.root, tmp_path):
         for path in root.rglob("*"):
