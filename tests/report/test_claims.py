@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -367,6 +368,31 @@ def test_shared_premises_and_likes_and_unknowns(tmp_path: Path) -> None:
     assert file.measurement("new").value == 100 and file.measurement("old").value is None
 
 
+def test_no_damage_to_a_file_is_an_internal_error(tmp_path: Path) -> None:
+    text = BUILT_IN["k3-published"].read_text().splitlines()
+    rng, path, refused = random.Random(0), tmp_path / "c.toml", 0
+    values = ("3", '"x"', "true", "[]", "{}", "[1]", "1e400", "nan", "-1", '""', '"unknown"', "1979-05-27")
+    for _ in range(200):
+        lines_ = list(text)
+        at = rng.randrange(len(lines_))
+        key, equals, _rest = lines_[at].partition("=")
+        if equals and rng.random() < 0.7:
+            lines_[at] = f"{key}= {rng.choice(values)}"
+        elif rng.random() < 0.5:
+            del lines_[at]
+        else:
+            lines_.insert(rng.randrange(len(lines_)), lines_[at])
+        path.write_text("\n".join(lines_))
+        try:
+            document = judge_all("", load_claims(path))
+        except WorkbenchError as e:
+            refused += 1
+            assert "\n" not in str(e)
+        else:
+            assert all(list(lines(c)) for c in document.claims)
+    assert 50 < refused < 200
+
+
 GOOD = (measurement("new"), measurement("old"))
 
 
@@ -396,6 +422,8 @@ def one(**changed: Any) -> str:
         (one(value="nan"), "'nan' is not positive and finite"),
         (one(value="-1"), "'-1' is not positive"),
         (one(value=True), "a figure is a number"),
+        (one(value="1e999999"), "'1e999999' is no figure that anybody prints"),
+        (one(value="1." + "0" * 60), "is no figure that anybody prints"),
         (one(kind="guessed"), "measurement a: kind: Input should be"),
         (one(premises={"card": 8}), "unknown premise 'card'; nearest: cards"),
         (one(premises={"cards": "8"}), "cards is a whole number from 1"),

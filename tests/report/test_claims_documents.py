@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +185,13 @@ def test_the_check_on_a_gpu_holds_a_timing_a_method(tmp_path: Path) -> None:
         ('{"prediction": null, "files": {}}', "is not what this workbench writes: key"),
         ('{"key": {}, "value_us": 1}', "is not what this workbench writes: key.op"),
         (json.dumps(TIMING) + "\n" + json.dumps(TIMING), "holds 2 documents that are no tuning records"),
-        (json.dumps(TIMING | {"samples_us": []}), "positive samples_us"),
-        (json.dumps(TIMING | {"samples_us": [1.0, 0]}), "positive samples_us"),
-        (json.dumps(TIMING | {"samples_us": [1.0, "2"]}), "positive samples_us"),
-        (json.dumps(TIMING | {"device": None}), "a device with a name"),
+        (json.dumps(TIMING | {"samples_us": []}), "samples_us: Tuple should have at least 1 item"),
+        (json.dumps(TIMING | {"samples_us": [1.0, 0]}), "samples_us.1: Input should be greater than 0"),
+        (json.dumps(TIMING | {"samples_us": [1.0, "2"]}), "samples_us.1: Input should be a valid number"),
+        (json.dumps(TIMING | {"samples_us": [float("inf")]}), "samples_us.0: Input should be a finite"),
+        (json.dumps(TIMING | {"device": {"arch": "sm_90a"}}), "device.name: Field required"),
+        ('{"machine": {}, "sections": 3}', "is not what this workbench writes: sections"),
+        ('{"machine": {}, "sections": []}', "it has none"),
     ],
 )
 def test_what_is_no_measurement_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -196,6 +201,45 @@ def test_what_is_no_measurement_is_refused(tmp_path: Path, text: str, complaint:
     assert complaint in str(e.value)
     with pytest.raises(WorkbenchError, match="cannot be read"):
         measured_in(tmp_path / "none")
+
+
+def altered(document: Any, rng: random.Random) -> Any:
+    """The document with one value removed or made something else."""
+    changed = copy.deepcopy(document)
+    place, places = changed, []
+    while isinstance(place, dict | list) and place:
+        key = rng.choice(list(place) if isinstance(place, dict) else list(range(len(place))))
+        places.append((place, key))
+        place = place[key]
+    held, key = rng.choice(places)
+    if rng.random() < 0.3:
+        del held[key]
+    else:
+        held[key] = rng.choice([None, -1, "x", True, [], {}, [1], {"a": 1}, float("inf"), float("nan"), ""])
+    return changed
+
+
+def test_no_damage_to_a_document_is_an_internal_error(result: RunResult, tmp_path: Path) -> None:
+    rests = {"device": "H200", "method": "graph", "l2": "warm", "chains": 1}
+    row = {"record": "timing", "kernel": "a", "measured": {"m": {"samples_us": [1.0], "premises": rests}}}
+    whole = [
+        json.loads((WINNER / "manifest.json").read_text()),
+        json.loads(result.model_dump_json()),
+        json.loads(make_record(5.0).model_dump_json()),
+        json.loads(timed("k").model_dump_json()),
+        TIMING,
+        {"machine": {}, "sections": [{"records": [row]}]},
+    ]
+    rng, refused = random.Random(0), 0
+    for document in whole:
+        assert measured_in(put(tmp_path / "doc", document))["unit"] == "us"
+        for _ in range(40):
+            try:
+                measured_in(put(tmp_path / "doc", altered(document, rng)))
+            except WorkbenchError as e:
+                refused += 1
+                assert "\n" not in str(e)
+    assert refused > 100
 
 
 # Two documents

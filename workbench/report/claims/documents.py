@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError
+from workbench.report.claims.timings import CheckReport, Timing, axes_text, printed
 
 if TYPE_CHECKING:
     from workbench.cost import Prediction
+    from workbench.export.manifest import Manifest
     from workbench.records.model import Record
 
 _LARGEST = 256 << 20
@@ -95,7 +96,7 @@ def _measurements(path: Path, data: bytes) -> Iterator[tuple[str, Fields]]:
     elif first.get("kind") == "measured" and "samples_us" in first:
         yield "timing", _of_timing(path, first)
     elif "sections" in first and "machine" in first:
-        yield from _of_check(path, first)
+        yield from CheckReport.model_validate(first).measurements()
     else:
         raise WorkbenchError(
             f"{path} is no document with a measurement: manifest.json, the JSON of propose or tune, a timing,"
@@ -137,7 +138,7 @@ def _record(record: Record) -> Fields:
         "implementation": f"{key.template} {(record.artifact_key or key.hash)[:12]}",
         "quantity": "time of one run",
         "unit": "us",
-        "value": _printed(record.value_us),
+        "value": printed(record.value_us),
         "kind": key.objective.value,
         "reported_by": "self",
         "source": f"record {record.id[:12]}",
@@ -147,7 +148,7 @@ def _record(record: Record) -> Fields:
             "hardware": key.device,
             "op": key.op,
             "workload": key.workload,
-            "axes": _axes(key.axes),
+            "axes": axes_text(key.axes),
             "arch": key.arch,
             "protocol": f"premises {key.premises[:12]}",
         },
@@ -183,7 +184,7 @@ def _predicted(prediction: Prediction, implementation: str, source: str) -> Fiel
         "implementation": implementation,
         "quantity": "time of one run",
         "unit": "us",
-        "value": _printed(prediction.us),
+        "value": printed(prediction.us),
         "kind": "predicted",
         "reported_by": "self",
         "source": source,
@@ -192,7 +193,7 @@ def _predicted(prediction: Prediction, implementation: str, source: str) -> Fiel
             "hardware": rests.machine,
             "op": rests.op,
             "workload": rests.workload,
-            "axes": _axes(rests.axes),
+            "axes": axes_text(rests.axes),
             "arch": rests.arch,
             "protocol": f"premises {rests.hash[:12]}",
         },
@@ -203,25 +204,14 @@ def _of_timing(path: Path, document: Fields) -> Fields:
     """Of `workbench.devices`, or of the evidence beside an exported kernel, whose manifest says the op."""
     from workbench.export.manifest import Manifest
 
-    device, key = document.get("device"), document.get("artifact_key")
-    if not isinstance(device, dict) or not device.get("name"):
-        raise WorkbenchError(f"{path}: a timing has a device with a name")
-    fields = _measured(
-        path, document["samples_us"], str(document.get("kernel", key or path.name)), document, device
-    )
-    if "generator" in document:
-        fields["premises"]["inputs"] = f"{document['generator']}, seed {document.get('seed')}"
+    timing = Timing.model_validate(document)
+    fields = timing.fields(timing.kernel or timing.artifact_key or path.name)
     beside = path.parent / "manifest.json"
-    if key is not None and beside.is_file():
+    if timing.artifact_key and beside.is_file():
         manifest = Manifest.model_validate_json(_read(beside))
-        if manifest.key == key:
+        if manifest.key == timing.artifact_key:
             fields["implementation"] = f"{manifest.template} {manifest.key[:12]}"
-            fields["premises"] |= {
-                "op": manifest.op,
-                "workload": manifest.workload,
-                "axes": _axes(manifest.axes),
-                "arch": manifest.arch,
-            }
+            fields["premises"] |= _of_kernel(manifest)
     return fields
 
 
@@ -230,72 +220,20 @@ def _of_bundle(path: Path) -> Iterator[tuple[str, Fields]]:
 
     kernels, _ = load_bundle(path)
     for kernel in kernels:
-        m, short = kernel.exported.manifest, kernel.entry.key[:12]
-        what = f"{m.template} {short}"
-        if m.prediction is not None:
-            yield f"{short}/predicted", _predicted(m.prediction, what, f"kernel {short}")
+        manifest, short = kernel.exported.manifest, kernel.entry.key[:12]
+        what = f"{manifest.template} {short}"
+        if manifest.prediction is not None:
+            yield f"{short}/predicted", _predicted(manifest.prediction, what, f"kernel {short}")
         if kernel.timing is not None:
-            t = kernel.timing
-            fields = _measured(path, list(t.samples_us), what, t.model_dump(), t.device)
-            fields["premises"] |= {
-                "op": m.op,
-                "workload": m.workload,
-                "axes": _axes(m.axes),
-                "arch": m.arch,
-                "inputs": f"{t.generator}, seed {t.seed}",
-            }
+            fields = Timing.model_validate(kernel.timing.model_dump()).fields(what)
+            fields["premises"] |= _of_kernel(manifest)
             yield f"{short}/measured", fields
 
 
-def _of_check(path: Path, document: Fields) -> Iterator[tuple[str, Fields]]:
-    """The timings of the check on a GPU."""
-    sections = document["sections"]
-    records = [r for section in sections if isinstance(section, dict) for r in section.get("records", ())]
-    for record in records:
-        if not isinstance(record, dict) or record.get("record") != "timing":
-            continue
-        for method, measured in record.get("measured", {}).items():
-            if "samples_us" not in measured:
-                continue
-            rests = measured.get("premises", {})
-            device = {"name": rests.get("device"), "arch": rests.get("arch"), "driver": rests.get("driver")}
-            fields = _measured(path, measured["samples_us"], str(record.get("kernel")), rests, device)
-            fields["premises"] |= {"op": record.get("op"), "workload": record.get("workload")}
-            yield f"{record.get('kernel')}/{method}", fields
-
-
-def _measured(
-    path: Path, samples: object, implementation: str, protocol: Mapping[str, Any], device: Mapping[str, Any]
-) -> Fields:
-    numbers = isinstance(samples, list) and all(
-        isinstance(s, int | float) and not isinstance(s, bool) and 0 < s < float("inf") for s in samples
-    )
-    if not numbers or not samples or not isinstance(samples, list):
-        raise WorkbenchError(f"{path}: a timing has positive samples_us")
-    said = {name: protocol.get(name) for name in ("method", "l2", "flush_bytes", "chains")}
-    premises = {
-        "hardware": device.get("name"),
-        "arch": device.get("arch"),
-        "driver": device.get("driver"),
-        "protocol": " ".join(f"{name}={value}" for name, value in said.items()),
-    }
+def _of_kernel(manifest: Manifest) -> Fields:
     return {
-        "implementation": implementation,
-        "quantity": "median time of one run",
-        "unit": "us",
-        "value": _printed(statistics.median(samples)),
-        "kind": "measured",
-        "reported_by": "self",
-        "source": f"{len(samples)} samples",
-        "scope": "kernel",
-        "premises": {name: value for name, value in premises.items() if value},
+        "op": manifest.op,
+        "workload": manifest.workload,
+        "axes": axes_text(manifest.axes),
+        "arch": manifest.arch,
     }
-
-
-def _axes(axes: Mapping[str, int]) -> str:
-    return " ".join(f"{name}={n}" for name, n in sorted(axes.items()))
-
-
-def _printed(us: float | None) -> str:
-    """Microseconds with four digits: neither a prediction nor a median is worth more."""
-    return f"{us or 0.0:#.4g}"

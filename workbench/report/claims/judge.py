@@ -288,6 +288,9 @@ def _conditions(*sides: Measurement, alike: tuple[str, ...] = ()) -> tuple[str, 
     for counted in ("counted", "not counted"):
         if any(m.premises.get("prefill") == counted for m in sides):
             found.append(f"prefill {counted}")
+    shares = dict.fromkeys(str(m.premises["prefill_share"]) for m in sides if "prefill_share" in m.premises)
+    if shares:
+        found.append(f"prefill share {' and '.join(shares)}")
     if alike:
         found.append(f"said to be alike, not stated: {', '.join(alike)}".replace("_", " "))
     return tuple(found)

@@ -21,6 +21,8 @@ def _printed(value: object) -> Decimal:
         raise ValueError(f"{value!r} is no number") from None
     if not figure.is_finite() or figure <= 0:
         raise ValueError(f"{value!r} is not positive and finite")
+    if not -12 <= figure.adjusted() <= 12 or len(figure.as_tuple().digits) > 18:
+        raise ValueError(f"{str(value)[:40]!r} is no figure that anybody prints; choose another unit")
     return figure
 
 
