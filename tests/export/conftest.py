@@ -75,6 +75,7 @@ def winners() -> list[Artifact]:
         compiled("rmsnorm", "latent_b3", B=3, N=128),
         compiled("moe_topk", "route_b3", B=3, E=32, K=4),
         compiled("moe", "small_b3"),
+        compiled("moe", "alone_b3", B=3, H=256, E=32, K=4, L=128, I=64, D=128),
     ]
 
 

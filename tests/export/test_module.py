@@ -163,7 +163,7 @@ def run_self_check(project: Path) -> subprocess.CompletedProcess[str]:
 def test_the_self_check_prints_the_table_and_every_op(project: Path) -> None:
     done = run_self_check(project)
     assert done.returncode == 0, done.stderr
-    assert "8 kernels" in done.stdout and done.stdout.count("intact") == 8
+    assert "9 kernels" in done.stdout and done.stdout.count("intact") == 9
     for op in OPS:
         assert f"\n{op}, batch 1: " in done.stdout
 
@@ -175,7 +175,7 @@ def test_one_flipped_byte_is_named_and_that_kernel_alone_is_out(project: Path, t
     data[len(data) // 2] ^= 1
     cubin.write_bytes(data)
     done = run_self_check(tmp_path / "copy")
-    assert done.returncode == 1 and done.stdout.count("intact") == 7
+    assert done.returncode == 1 and done.stdout.count("intact") == 8
     assert f"{cubin.name} differs from what was exported" in done.stdout
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module as module
 from types import ModuleType
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.export import vllm_stock as stock
+from tests.export.module_winners import SimulatedProgram
 from tests.export.vllm_stock import Backbone, Batch, Request, batch
 
 CLOSE = 1e-2
@@ -61,10 +63,8 @@ def executor_of(
     sizes: tuple[int, ...] = (),
     **asked: Any,
 ) -> Any:
-    from importlib import import_module
-
-    executor = import_module("k3_decode.vllm.executor")
-    settings, wrong = import_module("k3_decode.vllm.settings").read({"reference": True, **asked})
+    executor = module("k3_decode.vllm.executor")
+    settings, wrong = module("k3_decode.vllm.settings").read({"reference": True, **asked})
     assert not wrong
     deployment = executor.Deployment(settings, tokens, sizes)
     made = executor.Executor(model, deployment, Host(group or package.layer.glue.Alone(), model))
@@ -164,3 +164,94 @@ def test_verify_steps_equal_stocks(package: ModuleType, tokens: int) -> None:
     both.step({0: tokens}, accepted=1)
     both.step({0: tokens, 1: tokens, 2: 3}, accepted=0)
     assert both.taken == [None, 3 * tokens, 2 * tokens, tokens, None]
+
+
+def test_the_auxiliary_streams_are_stocks(package: ModuleType) -> None:
+    both = pair(package)
+    for served in (both.one, both.two):
+        served.model.aux_hidden_state_layers = (0, 2, 5)
+    outs: list[Any] = []
+    for served, own in zip((both.one, both.two), both.requests, strict=True):
+        served(batch([(own[0], 3)], ids(0, 3)))
+        advance([(own[0], 3)])
+        outs.append(served(batch([(own[0], 1)], ids(1, 1))))
+    assert both.two.taken[1] is not None
+    (a, one), (b, two) = outs
+    check(a, b, 1)
+    assert len(one) == len(two) == 3
+    for x, y in zip(one, two, strict=True):
+        check(x, y, 1)
+    assert torch.equal(one[0], both.one.model.embed_input_ids(torch.tensor(ids(1, 1)))), "not normed"
+
+
+# Parts
+
+
+@pytest.mark.parametrize("part", ["residual", "attention", "feed_forward"])
+def test_each_part_alone_beside_stocks_others(package: ModuleType, part: str) -> None:
+    both = pair(package, parts=[part], off=[3])
+    both.step({0: 3, 1: 2})
+    both.two.model.stock_calls.clear()
+    both.step({1: 1, 0: 1})
+    assert both.taken == [None, 2]
+    own = {"residual": {"before", "after"}}.get(part, {part})
+    by_stock = {
+        (i, p)
+        for i in range(5)
+        for p in ("before", "attention", "after", "feed_forward")
+        if p not in own or i == 3
+    }
+    assert set(both.two.model.stock_calls) == by_stock
+    told = both.two.executor.explain()
+    assert "of one token: " in told and f"{min(own)} in 4 layers" in told
+
+
+def test_kernels_run_the_ops_that_they_cover_and_stock_the_rest(
+    package: ModuleType, simulated: type[SimulatedProgram]
+) -> None:
+    """The package's kernels here: moe and rmsnorm, at up to 3 rows. Everything else is stock's."""
+    both = pair(package, reference=False)
+    tried = package.counts().kernels
+    assert {op for op, _ in tried} == {"moe", "rmsnorm"}, "tried out beforehand, on padding"
+    both.step({0: 2, 1: 2})
+    both.two.model.stock_calls.clear()
+    both.step({0: 1, 1: 1})
+    both.step({0: 1, 1: 1}, pad_to=3)
+    both.step({0: 1, 1: 1}, pad_to=4)
+    assert both.taken == [None, 2, 3, None]
+    assert [c for c in both.two.model.stock_calls[:16] if c[1] == "feed_forward"] == [(0, "feed_forward")]
+    ran = {op: n - tried[op, key] for (op, key), n in package.counts().kernels.items()}
+    assert ran == {"moe": 8, "rmsnorm": 8}, "four layers, two steps"
+    told = both.two.executor.explain()
+    assert "2 requests of one token: feed_forward in 4 layers; by stock inside: shared expert, SiTU" in told
+    assert "4 requests of one token: stock, " in told
+    status = module("k3_decode.vllm.registering").status()
+    assert status.state == "active" and status.plans["taken"] >= 2
+
+
+def test_a_whole_layer_is_wanted_and_not_there(
+    package: ModuleType, simulated: type[SimulatedProgram]
+) -> None:
+    both = pair(package, reference=False, mode="layer")
+    both.step({0: 2})
+    both.step({0: 1})
+    assert both.taken == [None, None]
+    status = module("k3_decode.vllm.registering").status()
+    assert status.state == "idle" and "parts would be stock's: " in status.detail
+
+
+def test_a_part_that_falls_back_when_tried_is_left_to_stock(
+    package: ModuleType, simulated: type[SimulatedProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the shapes promise and the launch does not keep: seen before a graph is captured."""
+
+    def refused(*arguments: Any) -> None:
+        raise package.launch.LaunchError("cuModuleLoadData failed: CUDA_ERROR_INVALID_IMAGE")
+
+    package.ops._plans.clear()
+    monkeypatch.setattr(package.runtime, "make_program", refused)
+    both = pair(package, reference=False)
+    refusals = [c.refused for s, c in both.two.executor.choices.items() if s.rows < 4]
+    assert len(refusals) == 3
+    assert all("moe fell back: driver: cuModuleLoadData failed" in r for r in refusals)
+    package.ops._plans.clear()

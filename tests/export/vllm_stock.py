@@ -278,6 +278,7 @@ class Mlp:
         self.layer, w = layer, layer.w
         if not layer.is_moe_layer:
             self.gate_up_proj, self.down_proj = linear(w["gate_up"]), linear(w["down"])
+            self.act_fn = activation
             return
         self.gate = SimpleNamespace(weight=w["router"], bias=None, e_score_correction_bias=w["bias"])
         self.routed_expert_down_proj, self.routed_expert_up_proj = (
@@ -286,7 +287,7 @@ class Mlp:
         )
         self.routed_expert_norm = Norm(w["latent_norm"])
         shared = {"gate_up_proj": linear(w["shared_gate_up"]), "down_proj": linear(w["shared_down"])}
-        self.shared_experts = SimpleNamespace(**shared)
+        self.shared_experts = SimpleNamespace(**shared, act_fn=activation)
         names = {
             "w13": "w13_weight",
             "w13_scale": "w13_weight_scale",
@@ -409,8 +410,12 @@ def situ(both: torch.Tensor) -> torch.Tensor:
     return 4 * torch.tanh(gate / 4) * torch.sigmoid(gate) * 25 * torch.tanh(up / 25)
 
 
+def activation(both: torch.Tensor) -> torch.Tensor:
+    return to_bf16(situ(both.double()))
+
+
 def mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    return product(to_bf16(situ(product(x, gate_up).double())), down)
+    return product(activation(product(x, gate_up)), down)
 
 
 def e4m3(x: torch.Tensor) -> torch.Tensor:

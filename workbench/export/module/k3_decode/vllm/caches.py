@@ -98,10 +98,10 @@ def mla_insert(stage: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor) ->
     size = cache.shape[1]
     live = slots >= 0
     new = stage.flatten(0, 1)[: slots.shape[0]]
-    first = live.int().argmax()
-    at = torch.where(live, slots, slots[first]).clamp(min=0)
+    first = live.int().argmax(0, keepdim=True)  # as an index it must stay a tensor: a number is the host's
+    at = torch.where(live, slots, slots.index_select(0, first)).clamp(min=0)
     page, row = at // size, at % size
-    new = torch.where(live[:, None], new, new[first])
+    new = torch.where(live[:, None], new, new.index_select(0, first))
     cache.index_put_((page, row), torch.where(live.any(), new, cache[page, row]))
 
 

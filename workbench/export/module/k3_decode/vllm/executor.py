@@ -26,7 +26,7 @@ from ..steps import MAX_ROWS, Counts, Step, prepared, recognise, signature
 from ..table import table
 from . import parts, state, weights
 from .host import Context, Host
-from .parts import PARTS, Held, Layer, Planned
+from .parts import PARTS, Decision, Held, Layer, Mixed, Planned
 from .settings import Settings
 
 ALWAYS = (*range(1, 9), 16, 32, MAX_ROWS)
@@ -50,8 +50,8 @@ class Deployment:
 class Choice:
     """What the package runs in steps of one size."""
 
-    own: frozenset[tuple[int, str]]
-    """Layer and part."""
+    own: Mapping[tuple[int, str], frozenset[str]]
+    """Layer and part, with the steps inside that stock runs."""
     stock: Mapping[str, int]
     """How many parts stock runs, by reason."""
     refused: str
@@ -99,7 +99,7 @@ class Executor:
         sizes = (*ALWAYS, *deployment.capture_sizes)
         self.steps = prepared(sizes, deployment.tokens, max_requests=deployment.max_requests)
         self.choices: dict[Step, Choice] = {}
-        self._decided: dict[Any, str] = {}
+        self._decided: dict[Any, Decision] = {}
         self._tried: set[Any] = set()
 
     @property
@@ -127,8 +127,8 @@ class Executor:
             told = ", ".join(str(s) for s in taken)
             state.note("active", f"takes steps of {told}", self)
         else:
-            reasons = Counter(c.refused for c in self.choices.values())
-            state.note("idle", f"takes no step: {reasons.most_common(1)[0][0]}", self)
+            first = self.steps[0]
+            state.note("idle", f"takes no step; {first}: {self.choices[first].refused}", self)
 
     def embed_input_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings by vLLM's own module: there is no op for them."""
@@ -153,8 +153,7 @@ class Executor:
         if x is None:
             assert input_ids is not None
             x = self.embed_input_ids(input_ids)
-        choice, how = self.choices[plan.step], _Real()
-        own = choice.own
+        own = self.choices[plan.step].own
         prefix = x.clone()
         blocks = x.new_empty(x.shape[0], self.backbone.num_attn_res_blocks, x.shape[1])
         wanted = tuple(self.backbone.aux_hidden_state_layers)
@@ -169,26 +168,26 @@ class Executor:
                 held = parts.held_of(module, layer.spec, plan.step, metadata, plan.slot_mapping)
             if (index, "before") in own:
                 before = torch.zeros_like(x) if delta is None else delta
-                y = layer.run_part(how, "before", before, prefix, blocks, held)
+                y = self._part(layer, "before", own, before, prefix, blocks, held)
             else:
                 y, prefix, blocks = module._pre_attn_norm(delta, blocks, prefix)
             if (index, "attention") in own:
-                y = layer.run_part(how, "attention", y, prefix, blocks, held)
+                y = self._part(layer, "attention", own, y, prefix, blocks, held)
             else:
                 y = module.self_attn(hidden_states=y, positions=plan.positions)
             if (index, "after") in own:
-                y = layer.run_part(how, "after", y, prefix, blocks, held)
+                y = self._part(layer, "after", own, y, prefix, blocks, held)
             else:
                 y, prefix, blocks = module._post_attn_norm(y, blocks, prefix)
             if (index, "feed_forward") in own:
-                delta = layer.run_part(how, "feed_forward", y, prefix, blocks, held)
+                delta = self._part(layer, "feed_forward", own, y, prefix, blocks, held)
             else:
                 delta = module.mlp(y)
         assert delta is not None
         if self.layers[-1].index + 1 in wanted:
             aux.append(prefix + delta)
         if FINAL in own:
-            out = self._final(how, prefix, delta, blocks)
+            out = self._final(_Real(), prefix, delta, blocks)
         else:
             out = self.normalize(self.host.stock_residual(self.backbone, prefix, delta, blocks))
         return (out, aux) if aux else out
@@ -213,7 +212,8 @@ class Executor:
                 continue
             by_part = Counter(part for _, part in choice.own)
             what = ", ".join(f"{part} in {n} layers" for part, n in sorted(by_part.items()))
-            lines.append(f"{step}: {what}")
+            inside = sorted(set().union(*choice.own.values()))
+            lines.append(f"{step}: {what}" + (f"; by stock inside: {', '.join(inside)}" if inside else ""))
         missing = Counter(r for layer in self.layers for r in layer.missing.values())
         lines += [f"cannot use, {n} parts: {reason}" for reason, n in missing.most_common(8)]
         copied = weights.described(self.copies.made)
@@ -222,11 +222,27 @@ class Executor:
     def signature(self) -> int:
         """A number that ranks which do the same have alike."""
         said = [
-            (s.requests, s.tokens, c.refused == "", tuple(sorted(c.own))) for s, c in self.choices.items()
+            (s.requests, s.tokens, c.refused == "", sorted((k, sorted(v)) for k, v in c.own.items()))
+            for s, c in self.choices.items()
         ]
         return signature(None, VERSION, MANIFEST_SHA256, repr(said))
 
     # Inside
+
+    def _part(
+        self,
+        layer: Layer,
+        part: str,
+        own: Mapping[tuple[int, str], frozenset[str]],
+        x: torch.Tensor,
+        prefix: torch.Tensor,
+        blocks: torch.Tensor,
+        held: Held,
+    ) -> torch.Tensor:
+        """One of the package's parts of a layer."""
+        stock = own[layer.index, part]
+        how = Mixed(layer.stock, stock) if stock else _Real()
+        return layer.run_part(how, part, x, prefix, blocks, held)
 
     def _recognise(
         self, rows: int, positions: torch.Tensor, intermediate_tensors: Any
@@ -271,32 +287,36 @@ class Executor:
 
     def _choose(self, step: Step) -> Choice:
         settings = self.deployment.settings
-        own, stock = set(), Counter[str]()
+        own: dict[tuple[int, str], frozenset[str]] = {}
+        stock, inside = Counter[str](), 0
         for layer in self.layers:
             held = parts.empty_held(layer.module, layer.spec, step)
             for part in PARTS:
-                reason = self._decide(layer, part, step, held)
-                if reason:
-                    stock[reason] += 1
+                decided = self._decide(layer, part, step, held)
+                if decided.reason:
+                    stock[decided.reason] += 1
                 else:
-                    own.add((layer.index, part))
+                    own[layer.index, part] = decided.stock
+                    inside += len(decided.stock)
         reason = self._decide_final(step)
         if reason:
             stock[reason] += 1
         else:
-            own.add(FINAL)
+            own[FINAL] = frozenset()
         refused = ""
         if not own:
             refused = stock.most_common(1)[0][0]
         elif settings.mode == "layer" and stock:
-            refused = f"{sum(stock.values())} parts would be stock: {stock.most_common(1)[0][0]}"
-        return Choice(frozenset(own), dict(stock), refused)
+            refused = f"{sum(stock.values())} parts would be stock's: {stock.most_common(1)[0][0]}"
+        elif settings.mode == "layer" and inside:
+            refused = f"{inside} steps inside parts would be stock's"
+        return Choice(own, dict(stock), refused)
 
-    def _decide(self, layer: Layer, part: str, step: Step, held: Held) -> str:
+    def _decide(self, layer: Layer, part: str, step: Step, held: Held) -> Decision:
         settings = self.deployment.settings
         shapes = tuple(t.shape for t in held.tensors.values()) if part == "attention" else ()
         off = layer.index in settings.off
-        key = (layer.spec, part, step, off, layer.missing.get(part), shapes)
+        key = (*layer.alike(part), step, off, layer.missing.get(part), shapes)
         if key not in self._decided:
             self._decided[key] = layer.decide(part, settings, step, held, None)
         return self._decided[key]
@@ -334,28 +354,30 @@ class Executor:
         choice = self.choices[step]
         if choice.refused:
             return
-        refused, own, stock = "", set(choice.own), Counter(choice.stock)
+        fell, own, stock = "", dict(choice.own), Counter(choice.stock)
         for layer in self.layers:
             held = parts.empty_held(layer.module, layer.spec, step)
             for part in PARTS:
                 if (layer.index, part) in own:
-                    reason = self._fallback_of(layer, part, held)
+                    reason = self._fallback_of(layer, part, own, held)
                     if reason:
-                        own.discard((layer.index, part))
+                        del own[layer.index, part]
                         stock[reason] += 1
+                        fell = reason
         if FINAL in own:
             row = torch.zeros(step.rows, self.final["norm"].shape[0], dtype=torch.bfloat16)
             row = row.to(self.final["norm"].device)
             blocks = row.new_zeros(step.rows, self.backbone.num_attn_res_blocks, row.shape[1])
             self._final(_Real(), row, row.clone(), blocks)
-        if not own or (stock and self.deployment.settings.mode == "layer"):
-            refused = stock.most_common(1)[0][0]
-        self.choices[step] = Choice(frozenset(own), dict(stock), refused)
+        left = bool(own) and not (fell and self.deployment.settings.mode == "layer")
+        self.choices[step] = Choice(own, dict(stock), "" if left else fell)
 
-    def _fallback_of(self, layer: Layer, part: str, held: Held) -> str:
+    def _fallback_of(
+        self, layer: Layer, part: str, own: Mapping[tuple[int, str], frozenset[str]], held: Held
+    ) -> str:
         """Why a part of padding fell back to the reference; empty if kernels ran it. Once for parts alike."""
         aligned = tuple(t.data_ptr() % 256 for t in layer.weights.values())
-        key = (layer.spec, part, held.step, aligned)
+        key = (*layer.alike(part), held.step, aligned)
         if key in self._tried:
             return ""
         self._tried.add(key)
@@ -363,7 +385,7 @@ class Executor:
         x = torch.zeros(held.step.rows, layer.hidden, dtype=torch.bfloat16, device=device)
         blocks = x.new_zeros(held.step.rows, layer.blocks, layer.hidden)
         before = counters.counts().fallbacks
-        layer.run_part(_Real(), part, x, x.clone(), blocks, held)
+        self._part(layer, part, own, x, x.clone(), blocks, held)
         after = counters.counts().fallbacks
         for (op, reason), n in after.items():
             if n > before.get((op, reason), 0):

@@ -6,7 +6,10 @@
     feed_forward   MoE or dense MLP                 `layer.mlp`
 
 `before` and `after` are the part `residual` of the settings. A part is the package's if its weights lie right
-and every op of it has a kernel for the step; `decide` says so for a step, from shapes alone.
+and its ops have kernels for the step; `decide` says so for a step, from shapes alone. Single ops may be
+stock's inside such a part: products (PyTorch's, which vLLM's linear layers call too), SiTU and the latent
+norm. The residual's mix, a KDA step, MLA's ends and the routed experts are the package's, or the whole part
+is stock's.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 import torch
 
 from .. import glue
-from ..layer import DecodeLayer, LayerSpec, StepPlan, _Planned
+from ..layer import DecodeLayer, LayerSpec, StepPlan, _Planned, _Real
 from ..steps import Step
 from ..table import table
 from . import caches, weights
@@ -32,6 +35,10 @@ SETTING = {
     "attention": "attention",
     "feed_forward": "feed_forward",
 }
+PRODUCTS = (
+    "input projection", "output projection", "down-projection", "up-projection", "shared expert, gate and up",
+    "shared expert, down", "MLP, gate and up", "MLP, down",
+)  # fmt: skip
 SLOW = ("attention over the cache", "router logits", "weighted sum of experts")
 """Steps for which there is no op and PyTorch is no stand-in on a GPU: float64, or a gather of whole
 contexts."""
@@ -45,6 +52,37 @@ class Held:
     tensors: Tensors
     """KDA: `conv`, `state`, `slots`, and `accepted` in a verify step. MLA: `cache`, `slots`, `pages`,
     `lengths`."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who runs a part."""
+
+    reason: str
+    """Why stock does; empty if the package does."""
+    stock: frozenset[str] = frozenset()
+    """Steps inside the package's part that stock runs."""
+
+
+Substitute = Callable[[Tensors], torch.Tensor]
+
+
+class Mixed(_Real):
+    """Runs the ops, some steps by stock.
+
+    Args:
+        stock: the substitutes by step.
+        steps: those to use.
+    """
+
+    def __init__(self, stock: Mapping[str, Substitute], steps: frozenset[str]) -> None:
+        self._stock = {step: stock[step] for step in steps}
+
+    def run(self, step: str, op: str, tensors: Tensors, given: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """One step."""
+        if step in self._stock:
+            return {"out": self._stock[step](tensors)}
+        return super().run(step, op, tensors, given)
 
 
 class Layer(DecodeLayer):
@@ -84,6 +122,7 @@ class Layer(DecodeLayer):
             own = module.self_attn
             self._scales = (float(own._q_scale_float), float(own._k_scale_float))
         self.repacked_bytes = 0
+        self.stock = self._substitutes()
 
     def run_part(
         self, how: Any, part: str, x: torch.Tensor, prefix: torch.Tensor, blocks: torch.Tensor, held: Held
@@ -111,20 +150,55 @@ class Layer(DecodeLayer):
             )
         return self._moe(how, w, x) if spec.feed_forward == "moe" else self._dense(how, w, x)
 
-    def decide(self, part: str, settings: Settings, step: Step, held: Held, arch: str | None) -> str:
-        """Why stock runs the part in such a step; empty if the package does."""
+    def decide(self, part: str, settings: Settings, step: Step, held: Held, arch: str | None) -> Decision:
+        """Who runs the part in such a step."""
         if self.index in settings.off or SETTING[part] not in settings.parts:
-            return "not asked for"
+            return Decision("not asked for")
         if part in self.missing:
-            return self.missing[part]
+            return Decision(self.missing[part])
         if settings.reference:
-            return ""
+            return Decision("")
+        stock, kernels = set(), 0
         for planned in self.planned(part, step, held, arch):
-            if planned.op is None and planned.step in SLOW:
-                return f"{planned.step}: there is no op for it yet"
-            if planned.op is not None and planned.kernel is None:
-                return f"{planned.step}: {planned.reason}"
-        return ""
+            if planned.kernel is not None:
+                kernels += 1
+            elif planned.step in self.stock:
+                stock.add(planned.step)
+            elif planned.op is not None:
+                return Decision(f"{planned.step}: {planned.reason}")
+            elif planned.step in SLOW:
+                return Decision(f"{planned.step}: there is no op for it yet")
+        return Decision("", frozenset(stock)) if kernels else Decision("none of its ops has a kernel")
+
+    def alike(self, part: str) -> tuple[Any, ...]:
+        """What layers whose part runs the same ops have in common, shapes of weights included."""
+        spec = self.spec
+        what = {
+            "attention": (spec.attention, spec.gate_column),
+            "feed_forward": (spec.feed_forward, spec.chosen),
+        }.get(part, (spec.saved, spec.writes, self.blocks))
+        return part, what, tuple(t.shape for t in self.weights.values()) if SETTING[part] == part else ()
+
+    def _substitutes(self) -> dict[str, Substitute]:
+        """Steps that stock may run inside a part of the package."""
+        made: dict[str, Substitute] = {
+            step: lambda t: torch.nn.functional.linear(t["x"], t["weight"]) for step in PRODUCTS
+        }
+        mlp, w = self.module.mlp, self.weights
+        if self.spec.feed_forward == "moe":
+            which, name, mlp = "shared expert", "shared_", getattr(mlp, "shared_experts", None)
+            norm = getattr(self.module.mlp, "routed_expert_norm", None)
+            if norm is not None:
+                made["latent norm"] = lambda t: norm(t["x"])
+        else:
+            which, name = "MLP", ""
+        activation = getattr(mlp, "act_fn", None)
+        both, down = w.get(f"{name}gate_up"), w.get(f"{name}down")
+        if both is None or down is None or both.shape[0] != 2 * down.shape[1]:
+            return made  # the op pads its output, the module does not
+        if activation is not None:
+            made[f"{which}, SiTU"] = lambda t: activation(t["gate_up"])
+        return made
 
     def planned(self, part: str, step: Step, held: Held, arch: str | None) -> tuple[StepPlan, ...]:
         """What each step of a part would run, found without running anything.
