@@ -148,11 +148,20 @@ def test_every_other_step_is_left_with_its_reason() -> None:
         (16, (kda, replace(mla, decode_tokens=12)), "12 rows of 4 requests are not 4 tokens a request"),
         (12, decode(12), "12 requests of one token (12 rows) was not prepared"),
         (16, (decode(16)[0], mla), "16 rows of 4 requests are not one token a request"),
+        (16, decode(17), "17 rows of 17 requests are not one token a request"),
         (16, (), "no layer has attention metadata"),
     ]
     for rows, layers, reason in cases:
         found = recognise(rows, 4, layers, KNOWN)
         assert not found and found.reason == reason
+
+
+def test_verify_requests_without_speculation_are_left() -> None:
+    kda, mla = decode(16)
+    known = prepared(ENGINE_SIZES)
+    assert recognise(16, 1, (kda, mla), known)
+    found = recognise(16, 1, (replace(kda, verifies=1), mla), known)
+    assert found.reason == "drafts are verified (requests: 1), and there is no speculation"
 
 
 def test_ranks_that_decide_alike_agree_in_every_process() -> None:

@@ -133,7 +133,8 @@ def captured(
         sizes: rows that an engine asks for (`cudagraph_capture_sizes`), each rounded up to whole requests.
         tokens: rows of a request.
         max_requests: of the engine; larger graphs are left out.
-        max_rows: of the package; larger graphs are left out, so `sizes` may go beyond.
+        max_rows: of the package, or of the engine where that is less (vLLM rounds no size up beyond its
+            `max_cudagraph_capture_size`); larger graphs are left out, so `sizes` may go beyond.
 
     Raises:
         ValueError: if a size is not positive or the number of tokens is not supported.
@@ -148,11 +149,15 @@ def captured(
     return tuple(Step(requests, tokens) for requests in sorted(found))
 
 
-def prepared(sizes: Iterable[int], tokens: int = 1, *, max_requests: int | None = None) -> tuple[Step, ...]:
+def prepared(
+    sizes: Iterable[int], tokens: int = 1, *, max_requests: int | None = None, max_rows: int = MAX_ROWS
+) -> tuple[Step, ...]:
     """All steps to prepare: decode of one token a request, and verify steps if `tokens` is more than 1."""
     sizes = tuple(sizes)
-    decode = captured(sizes, max_requests=max_requests)
-    return decode if tokens == 1 else decode + captured(sizes, tokens, max_requests=max_requests)
+    decode = captured(sizes, max_requests=max_requests, max_rows=max_rows)
+    if tokens == 1:
+        return decode
+    return decode + captured(sizes, tokens, max_requests=max_requests, max_rows=max_rows)
 
 
 def batches(steps: Iterable[Step]) -> tuple[int, ...]:
@@ -225,7 +230,9 @@ def recognise(rows: int, tokens: int, layers: Iterable[Counts], known: Collectio
 
 def _disagreement(step: Step, counts: Counts) -> str:
     if not step.verify:
-        if counts.decode_tokens == counts.decodes:
+        if counts.verifies:
+            return f"drafts are verified (requests: {counts.verifies}), and there is no speculation"
+        if counts.decode_tokens == counts.decodes <= step.rows:
             return ""
         return f"{counts.decode_tokens} rows of {counts.decodes} requests are not one token a request"
     if counts.verifies is None:
