@@ -254,3 +254,40 @@ def test_a_switch_that_names_nothing_is_said(
         [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True
     )
     assert "K3_DECODE_DISABLE names rmsnrm, which is no op: attn_res" in done.stderr
+
+
+# Decisions that are kept
+
+
+def test_a_decision_is_kept_for_nothing_that_it_was_not_made_for(
+    pretended: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = pretended.table().ops["rmsnorm"]
+    room = torch.zeros(3 * 9 * 7168, dtype=torch.bfloat16)
+    start = (-room.data_ptr() % 256) // 2
+    placed = [room[start + i * 8 * 7168 :][: 8 * 7168].view(8, 7168) for i in range(2)]
+    right = {"x": placed[0], "weight": placed[0][0], "out": placed[1]}
+
+    def plan(tensors: dict[str, torch.Tensor]) -> object:
+        return pretended.ops.plan(op, tensors, {})
+
+    first = plan(right)
+    assert plan(dict(right)) is first, "asked again, it is the same"
+    others = [
+        {n: t[..., :3584] if n == "weight" else t[:, :3584].contiguous() for n, t in right.items()},
+        {**right, "x": placed[0][:4], "out": placed[1][:4]},
+        {n: t.to("meta") for n, t in right.items()},
+        {**right, "weight": room[start + 1 :][:7168]},
+        {**right, "x": placed[0].T.contiguous().T},
+    ]
+    assert all(plan(t) is not first for t in others)
+    with pytest.raises(ValueError, match=r"x is torch\.float32, not torch\.bfloat16"):
+        plan({**right, "x": right["x"].float()})
+    monkeypatch.setattr(pretended.ops, "pretended_arch", "sm_100a")
+    foreign = pretended.ops.plan(op, right, {}).decision
+    assert foreign.kernel is not None and foreign.kernel.arch == "sm_100a" and foreign.kernel.batch == 64
+    monkeypatch.setenv("K3_DECODE_DISABLE", "rmsnorm@8")
+    assert pretended.ops.plan(op, right, {}).decision.kernel is None
+    monkeypatch.delenv("K3_DECODE_DISABLE")
+    monkeypatch.setattr(pretended.ops, "pretended_arch", "sm_103a")
+    assert plan(right) is first
