@@ -35,6 +35,8 @@ def build(kernel: Kernel) -> ControlFlowGraph[Instruction]:
         instructions.append(item)
         if is_branch(item) or item.opcode in ENDS:
             starts.setdefault(len(instructions), [])
+    if not instructions:  # ptxas ends a kernel without any by itself
+        instructions.append(Instruction("ret", (), (), kernel.line))
     order = sorted(s for s in starts if s < len(instructions))
     blocks = tuple(
         Block(n, start, end, tuple(starts[start]))

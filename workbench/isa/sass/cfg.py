@@ -34,7 +34,7 @@ def build(function: SassFunction) -> ControlFlowGraph[SassInstruction]:
     order = sorted(s for s in starts if s < len(code))
     blocks = tuple(
         Block(n, start, end, tuple(starts[start]))
-        for n, (start, end) in enumerate(zip(order, [*order[1:], len(code)], strict=True))
+        for n, (start, end) in enumerate(zip(order, [*order[1:], len(code)][: len(order)], strict=True))
     )
     block_at = {b.start: b.index for b in blocks}
     successors: list[tuple[int, ...]] = []

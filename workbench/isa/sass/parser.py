@@ -119,13 +119,18 @@ def _split(text: str) -> list[str]:
     return [p.strip() for p in parts if p.strip()]
 
 
+def _number(text: str) -> int:
+    """The value of what `_HEX` matches; a decimal number may begin with zeros."""
+    return int(text, 16 if "0x" in text else 10)
+
+
 def _operand(text: str) -> SassOperand:
     if (m := _REGISTER.match(text)) is not None:
         byte = re.search(r"\.B([1-3])\b", m["tail"])
         negated = any(c in m["sign"] for c in "-!~")
         return SassReg(m["name"], negated, ".64" in m["tail"], int(byte[1]) if byte else 0)
     if _HEX.match(text):
-        return SassImm(int(text, 0))
+        return SassImm(_number(text))
     if (m := _LABEL_OPERAND.match(text)) is not None:
         return SassLabel(m[1])
     if text.startswith("SR_"):
@@ -144,7 +149,7 @@ def _terms(text: str) -> tuple[list[SassReg], int]:
     for part in text.replace("+-", "+ -").split("+"):
         part = part.strip().replace("- ", "-")
         if _HEX.match(part):
-            offset += int(part, 0)
+            offset += _number(part)
         elif (m := _REGISTER.match(part)) is not None:
             registers.append(SassReg(m["name"], "-" in m["sign"], ".64" in m["tail"]))
     return registers, offset
@@ -152,7 +157,7 @@ def _terms(text: str) -> tuple[list[SassReg], int]:
 
 def _const(m: re.Match[str]) -> SassConst:
     registers, offset = _terms(m["inner"])
-    bank = int(m["bank"], 0) if _HEX.match(m["bank"]) else None
+    bank = _number(m["bank"]) if _HEX.match(m["bank"]) else None
     return SassConst(bank, offset, registers[0] if registers else None, "-" in m["sign"])
 
 
