@@ -98,13 +98,13 @@ def same_caches(one: Backbone, two: Backbone) -> None:
             assert torch.allclose(x.float(), y.float(), rtol=8e-2, atol=8e-2, equal_nan=True)
 
 
-def check(one: Any, two: Any, live: int) -> None:
+def check(one: Any, two: Any, live: int, close: float = CLOSE) -> None:
     """Live rows agree."""
     a, b = (x[0] if isinstance(x, tuple) else x for x in (one, two))
     a, b = a[:live].double(), b[:live].double()
     assert not b.isnan().any() and b.square().mean(-1).sqrt().min() > 0.5
     off = ((a - b).square().mean(-1).sqrt() / b.square().mean(-1).sqrt()).max().item()
-    assert off < CLOSE
+    assert off < close
 
 
 @dataclass

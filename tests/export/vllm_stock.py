@@ -507,13 +507,14 @@ def batch(
     lengths = torch.tensor([r.context + n for r, n in work] + [0] * lack, dtype=torch.int32)
     slots = torch.tensor([r.slots[0] for r, _ in work] + [0] * lack, dtype=torch.int32)
     staged = torch.tensor([r.slots for r in verifies] + [(0,) * tokens] * lack, dtype=torch.int32)
+    accepted = torch.tensor([r.accepted for r in verifies] + [1] * lack, dtype=torch.int32)
     kda = SimpleNamespace(
         num_prefills=prefills, num_decodes=len(decodes) + (lack if each == 1 else 0),
         num_decode_tokens=len(decodes) + (lack if each == 1 else 0),
         num_spec_decodes=len(verifies), num_spec_decode_tokens=len(verifies) * tokens,
         spec_state_indices_tensor=staged if verifies else None,
         non_spec_state_indices_tensor=None if each > 1 else slots,
-        num_accepted_tokens=torch.tensor([r.accepted for r in verifies] + [1] * lack, dtype=torch.int32),
+        num_accepted_tokens=accepted if verifies else None,
         segments=segments,
     )  # fmt: skip
     mqa = 0 if prefills else requests
