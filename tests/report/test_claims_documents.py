@@ -96,7 +96,7 @@ def test_records_say_what_their_objective_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"verdict": "fail"}, {"verdict": "unknown"}, {"verdict": None}])
 def test_a_time_that_was_not_verified_is_no_claim(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(WorkbenchError, match="was not verified"):
+    with pytest.raises(WorkbenchError, match=r"not verified, .*; it can be no claim"):
         measured_in(record(tmp_path / "r.jsonl", 5.0, **changes))
 
 
@@ -229,10 +229,11 @@ def test_no_damage_to_a_document_is_an_internal_error(result: RunResult, tmp_pat
         json.loads(timed("k").model_dump_json()),
         TIMING,
         {"machine": {}, "sections": [{"records": [row]}]},
+        {k: v for k, v in SERVED.items() if "_ms" not in k and k != "request_throughput"},
     ]
     rng, refused = random.Random(0), 0
     for document in whole:
-        assert measured_in(put(tmp_path / "doc", document))["unit"] == "us"
+        assert measured_in(put(tmp_path / "doc", document))["unit"] in ("us", "tokens/s")
         for _ in range(40):
             try:
                 measured_in(put(tmp_path / "doc", altered(document, rng)))
@@ -240,6 +241,94 @@ def test_no_damage_to_a_document_is_an_internal_error(result: RunResult, tmp_pat
                 refused += 1
                 assert "\n" not in str(e)
     assert refused > 100
+
+
+# Benchmarks of a served model
+
+
+SERVED: dict[str, Any] = {
+    "date": "20261130-010203",
+    "endpoint_type": "vllm",
+    "backend": "vllm",
+    "label": None,
+    "model_id": "moonshotai/Kimi-K3",
+    "num_prompts": 32,
+    "hardware": "GB300",
+    "cards": "8",
+    "parallelism": "TP8",
+    "request_rate": "inf",
+    "burstiness": 1.0,
+    "max_concurrency": 4,
+    "duration": 10.0,
+    "completed": 32,
+    "failed": 0,
+    "total_input_tokens": 32768,
+    "total_output_tokens": 16384,
+    "request_throughput": 3.2,
+    "output_throughput": 1638.4,
+    "mean_tpot_ms": 9.0,
+    "median_tpot_ms": 8.469,
+    "std_tpot_ms": 0.1,
+    "p99_tpot_ms": 12.0,
+    "median_e2el_ms": 4000.0,
+}
+
+
+def test_a_benchmark_states_what_it_knows(tmp_path: Path) -> None:
+    path = put(tmp_path / "bench.json", SERVED)
+    found = measured_in(path, "median_tpot_ms")
+    assert (found["value"], found["unit"], found["quantity"]) == ("8.469", "ms", "median TPOT")
+    assert found["premises"] == {
+        "hardware": "GB300",
+        "cards": 8,
+        "parallelism": "TP8",
+        "batch": 4,
+        "load": "32 prompts at rate inf",
+        "input_tokens": 1024,
+        "output_tokens": 512,
+    }
+    assert found["implementation"] == "vllm moonshotai/Kimi-K3"
+    assert measured_in(path, "p99_tpot_ms")["quantity"] == "P99 TPOT"
+    for metric in ("output_throughput", "median_e2el_ms"):
+        assert measured_in(path, metric)["premises"]["prefill"] == "counted"
+    with pytest.raises(
+        WorkbenchError, match=r"6 measurements for `record = None`; it has 'request_throughput'"
+    ):
+        measured_in(path)
+    with pytest.raises(WorkbenchError, match="no measurement for `record = 'std_tpot_ms'`"):
+        measured_in(path, "std_tpot_ms")
+    put(path, SERVED | {"completed": 30})
+    with pytest.raises(WorkbenchError, match="2 of 32 requests failed; it can be no claim"):
+        measured_in(path, "median_tpot_ms")
+    put(path, SERVED, SERVED | {"median_tpot_ms": 7.0})
+    assert measured_in(path, "2/median_tpot_ms")["value"] == "7.000"
+
+
+def test_speculation_in_a_benchmark(tmp_path: Path) -> None:
+    said = {
+        "spec_decode_acceptance_length": 3.7812,
+        "spec_decode_num_drafts": 100,
+        "spec_decode_draft_tokens": 700,
+        "spec_decode_accepted_tokens": 278,
+    }
+    found = measured_in(put(tmp_path / "bench.json", SERVED | said), "output_throughput")
+    assert found["premises"]["acceptance_length"] == 3.78 and found["premises"]["draft_tokens"] == 7
+    assert "acceptance" not in found["premises"], "whose it was, the file does not know"
+
+
+def test_two_benchmarks_make_a_claim_when_the_rest_is_stated(tmp_path: Path) -> None:
+    known = {"draft_tokens": "0", "implementation": "stock"}
+    old = put(tmp_path / "old.json", SERVED | known)
+    new = put(tmp_path / "new.json", SERVED | known | {"implementation": "ours", "output_throughput": 2000.0})
+    sides = [f"{p}:output_throughput" for p in (new, old)]
+    (found,) = judge_all("", pair(*sides, "1.22")).claims
+    assert found.verdict is Verdict.LIKE_FOR_LIKE and found.arithmetic == "agrees"
+    assert "prefill counted" in found.conditions
+    (found,) = judge_all("", pair(*(s.replace("output_throughput", "median_tpot") for s in sides))).claims
+    assert found.verdict is Verdict.UNKNOWN and [m.premise for m in found.missing] == ["prefill"]
+    put(new, SERVED | known | {"implementation": "ours", "max_concurrency": 8})
+    (found,) = judge_all("", pair(*sides)).claims
+    assert [str(d) for d in found.differs] == ["batch: 8 against 4"]
 
 
 # Two documents

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError
+from workbench.report.claims.serving import ServeResult
 from workbench.report.claims.timings import CheckReport, Timing, axes_text, printed
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ def measured_in(path: Path, record: str | None = None) -> Fields:
 
     Args:
         path: an exported kernel's `manifest.json` (or its folder) or the `timing.json` beside it, an evidence
-            bundle, the JSON of `propose`, `tune` or a run, that of a timing or of the check on a GPU, or a
-            file of records as `db export` writes it.
+            bundle, the JSON of `propose`, `tune` or a run, that of a timing or of the check on a GPU, a file
+            of records as `db export` writes it, or results of `vllm bench serve`.
         record: which of several measurements: a record's id, `KEY/predicted` or `KEY/measured` of a bundle,
-            `KERNEL/METHOD` of a check; so much of it as tells it from the others.
+            `KERNEL/METHOD` of a check, a metric; so much of it as tells it from the others.
 
     Raises:
         WorkbenchError: if there is no such measurement, or it was not verified.
@@ -60,7 +61,7 @@ def measured_in(path: Path, record: str | None = None) -> Fields:
 def _verified(path: Path, fields: Fields) -> Fields:
     why = fields.pop("unusable", "")
     if why:
-        raise WorkbenchError(f"{path}: {fields['source']} was not verified ({why}); its time is no claim")
+        raise WorkbenchError(f"{path}: {fields['source']}: {why}; it can be no claim")
     return fields
 
 
@@ -87,6 +88,8 @@ def _measurements(path: Path, data: bytes) -> Iterator[tuple[str, Fields]]:
     first = documents[0]
     if isinstance(first.get("key"), dict):
         yield from _of_records(documents)
+    elif ServeResult.fits(first):
+        yield from _of_benchmarks(documents)
     elif len(documents) > 1:
         raise WorkbenchError(f"{path} holds {len(documents)} documents that are no tuning records")
     elif "candidates" in first and "winner" in first:
@@ -100,7 +103,8 @@ def _measurements(path: Path, data: bytes) -> Iterator[tuple[str, Fields]]:
     else:
         raise WorkbenchError(
             f"{path} is no document with a measurement: manifest.json, the JSON of propose or tune, a timing,"
-            " a bundle of evidence, the report of the check on a GPU, or records of `workbench db export`"
+            " a bundle of evidence, the report of the check on a GPU, records of `workbench db export`, or"
+            " results of `vllm bench serve`"
         )
 
 
@@ -124,6 +128,13 @@ def _documents(path: Path, text: str) -> Iterator[Fields]:
         yield piece
 
 
+def _of_benchmarks(documents: list[Fields]) -> Iterator[tuple[str, Fields]]:
+    """Metrics of one benchmark by name; of several in one file by the file's line and name."""
+    for line, document in enumerate(documents, 1):
+        for name, fields in ServeResult.model_validate(document).measurements():
+            yield name if len(documents) == 1 else f"{line}/{name}", fields
+
+
 def _of_records(documents: list[Fields]) -> Iterator[tuple[str, Fields]]:
     from workbench.records.model import Record
 
@@ -142,7 +153,7 @@ def _record(record: Record) -> Fields:
         "kind": key.objective.value,
         "reported_by": "self",
         "source": f"record {record.id[:12]}",
-        "unusable": "" if record.is_usable else record.failure or f"verdict {record.verdict}",
+        "unusable": "" if record.is_usable else f"not verified, {record.failure or record.verdict}",
         "scope": "kernel",
         "premises": {
             "hardware": key.device,
