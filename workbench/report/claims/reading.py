@@ -55,10 +55,10 @@ def pair(new: str, old: str, times: str | None = None) -> ClaimFile:
         fields = {**measured_in(path, record), "name": name}
         fields["source"] = f"{text}, {fields['source']}"
         measurements[name] = _checked(path, "its measurement", Measurement, fields)
-    said = f"{times} times as fast" if times is not None else "as fast as what it is set against, or faster"
+    text = f"{new} is {times} times as fast" if times is not None else f"{new} set against {old}"
     rate = measurements["new"].unit.endswith("/s")
     of, over = ("new", "old") if rate else ("old", "new")
-    entry: _Table = {"name": "pair", "text": f"{new} is {said}", "of": of, "over": over}
+    entry: _Table = {"name": "pair", "text": text, "of": of, "over": over}
     claim = _checked(Path("--times"), "claim", Claim, {**entry, "ratio": times})
     file = ClaimFile(title=f"{new} against {old}", measurements=measurements, claims={"pair": claim})
     _check_references(file, claim)
