@@ -341,6 +341,13 @@ def test_samples_that_are_no_times_are_named(evidence: Evidence, tmp_path: Path)
     assert wrong(document) == [f"{name}: is of another artifact"]
 
 
+@pytest.mark.parametrize("line", [b".entry a(\n", b".entry a()\n", b"\n", b".visible \n", b"/*"])
+def test_long_hostile_ptx_is_refused_like_any_other(evidence: Evidence, tmp_path: Path, line: bytes) -> None:
+    ptx = b".version 9.4\n.target sm_103a\n" + line * 200_000  # hours, if a pattern ran on quadratically
+    document = checked(tmp_path, consistent(with_file(evidence.members, evidence.folder, "kernel.ptx", ptx)))
+    assert any("do not fit" in x for x in wrong(document))
+
+
 def test_reading_a_bundle_writes_nothing(
     evidence: Evidence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,11 @@ MAX_CLUSTER = 16
 """Largest cluster, non-portable size included."""
 REGISTERS_PER_SM = 65536
 
-_HEADER = re.compile(r"^\.version\s+(?P<version>[\d.]+)\s*$\s*^\.target\s+(?P<target>\w+)", re.M)
+# A stranger's text: no part of a pattern may run on where the next match could begin.
+_HEADER = re.compile(r"^\.version\s+(?P<version>[\d.]+)[ \t\r]*$\s*^\.target\s+(?P<target>\w+)", re.M)
 _ENTRY = re.compile(
-    r"^\s*(?:\.visible\s+|\.weak\s+)*\.entry\s+(?P<name>[\w$]+)\s*\((?P<params>[^)]*)\)(?P<directives>[^{]*)\{",
+    r"^[ \t]*(?:\.visible[ \t]+|\.weak[ \t]+)*\.entry\s+(?P<name>[\w$]+)\s*"
+    r"\((?P<params>[^()]*)\)(?P<directives>[^(){}]*)\{",
     re.M,
 )
 _PARAM = re.compile(
@@ -32,7 +34,7 @@ _PARAM = re.compile(
 _TRIPLE = re.compile(
     r"\.(?P<name>reqntid|maxntid|reqnctapercluster)\s+(?P<x>\d+)(?:\s*,\s*(?P<y>\d+))?(?:\s*,\s*(?P<z>\d+))?"
 )
-_FILE = re.compile(r'^(\s*\.file\s+\d+\s+)"([^"]*)"', re.M)
+_FILE = re.compile(r'^([ \t]*\.file\s+\d+\s+)"([^"]*)"', re.M)
 
 
 @dataclass(frozen=True)
