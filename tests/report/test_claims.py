@@ -257,6 +257,20 @@ def test_numbers_of_different_kinds_are_not_divided(
     assert premise in {d.premise for d in found.differs}
 
 
+def test_what_a_ratio_is_about_must_be_stated(tmp_path: Path) -> None:
+    rest = {k: v for k, v in SERVING.items() if k != "cards"}
+    stated = measurement("new", implementation="same", premises=SERVING | {"load": "a"})
+    for name, lacking in (("load", SERVING), ("cards", rest)):
+        found = verdict(
+            tmp_path, stated, measurement("old", implementation="same", premises=lacking), varies=name
+        )
+        assert (name, "over") in [(m.premise, m.side) for m in found.missing] and found.verdict is UNKNOWN
+    sides = [measurement(n, implementation="same", premises=rest) for n in ("new", "old")]
+    for name in ("cards", "load"):
+        found = verdict(tmp_path, *sides, varies=name)
+        assert (name, "both") in [(m.premise, m.side) for m in found.missing]
+
+
 def test_predicted_figures_are_called_predicted(tmp_path: Path) -> None:
     both = verdict(tmp_path, measurement("new", kind="predicted"), measurement("old", kind="predicted"))
     assert both.verdict is LIKE and both.kind == "predicted"

@@ -172,9 +172,11 @@ def _ratio(claim: Claim, of: Measurement, over: Measurement) -> Judgement:
     wanted = {*required(of.scope, of.premises), *required(over.scope, over.premises)}
     for name in TERMS:
         a, b = of.premises.get(name), over.premises.get(name)
-        if name == claim.varies or (a is None and b is None and name not in wanted):
+        if a is None and b is None and name not in wanted and name != claim.varies:
             continue
         if a is not None and b is not None:
+            if name == claim.varies:
+                continue
             if equal(a, b):
                 same[name] = a
             else:
