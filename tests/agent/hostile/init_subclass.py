@@ -1,5 +1,5 @@
 # escape: works when a class is derived | refused: rejected: `__init_subclass__`
-# past the screen: Permission denied
+# past the screen: Permission denied|Read-only file system
 import cutlass.cute as cute
 
 TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}

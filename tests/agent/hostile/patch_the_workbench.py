@@ -1,5 +1,5 @@
 # H23: rewrites the comparison that judges it | refused: rejected: import of 'workbench.ops.compare'
-# past the screen: Permission denied
+# past the screen: Permission denied|Read-only file system
 import cutlass.cute as cute
 
 TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}

@@ -1,5 +1,5 @@
 # escape: writes outside its folder | refused: rejected: `open`
-# past the screen: Permission denied
+# past the screen: Permission denied|Read-only file system
 import cutlass.cute as cute
 
 TEMPLATE = {"op": "rmsnorm", "summary": "hostile", "knobs": {"each": [8]}, "default": {"each": 8}}
