@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTERNAL := .venv-external
 
-.PHONY: run test test-slow external fuzz lint clean
+GPU_CHECK := build/gpu-check
+GPU_PYTHON ?= python3
+
+.PHONY: run test test-slow external gpu-check fuzz lint clean
 
 run: $(STAMP)
 	$(BIN)/workbench propose --op moe --workload tp8_b1
@@ -19,6 +22,17 @@ test-slow: $(STAMP)
 # Kernels of other projects, compiled from their installed packages in a virtual environment of their own.
 external: $(EXTERNAL)/.installed
 	$(EXTERNAL)/bin/python -m pytest -m external tests/external
+
+# Built where .venv is (a CPU will do); what is built travels in build/gpu-check. The run needs that folder alone and
+# a python3 with torch, numpy, ml_dtypes, rich and cuda-bindings; without a GPU it says so.
+gpu-check:
+	if [ -e $(STAMP) ] || [ ! -e $(GPU_CHECK)/plan.json ]; then $(MAKE) $(GPU_CHECK)/plan.json; fi
+	$(GPU_PYTHON) $(GPU_CHECK)/run.py
+
+$(GPU_CHECK)/plan.json: $(STAMP) $(wildcard templates/*/*.py verifiers/*.py gpu_check/*.py gpu_check/*/*.py \
+		workbench/devices/*.py workbench/ops/*.py workbench/compile/*.py workbench/simulator/*.py \
+		workbench/simulator/*/*.py workbench/export/module/*/*.py)
+	$(BIN)/python -m gpu_check $(GPU_CHECK)
 
 # Ten minutes a reader; what is found is kept in fuzz/found.
 fuzz: $(STAMP)

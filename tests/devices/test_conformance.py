@@ -9,7 +9,16 @@ import pytest
 
 from tests.devices.probe_kernels import add_one
 from tests.devices.simulated_driver import SimulatedDriver
-from workbench.devices import CudaDevice, Device, DeviceError, Kernel, SimulatedDevice, Slot, execute
+from workbench.devices import (
+    CudaDevice,
+    Device,
+    DeviceError,
+    Kernel,
+    SimulatedDevice,
+    Slot,
+    available,
+    execute,
+)
 from workbench.devices.model import place
 
 X = np.arange(32, dtype=np.uint32)
@@ -23,6 +32,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     elif request.param == "driver":
         made = CudaDevice(driver=SimulatedDriver().knows(add_one()))
     else:
+        if not (there := available()):
+            pytest.skip(there.reason)
         made = CudaDevice()
     yield made
     made.close()
@@ -33,8 +44,9 @@ def kernel(device: Device) -> Kernel:
     """Its cubin assembled where a real device runs it."""
     if device.info.kind == "cuda" and not isinstance(getattr(device, "cuda").api, SimulatedDriver):  # noqa: B009
         from workbench.compile.ptxas import assemble
+        from workbench.compile.request import Limits
 
-        return add_one(cubin=assemble(add_one().ptx, "sm_90a").cubin)
+        return add_one(cubin=assemble(add_one().ptx, device.info.arch, (), Limits()).cubin)
     return add_one()
 
 

@@ -60,7 +60,9 @@ def test_samples_are_of_the_launches_alone(method: Any, l2: Any) -> None:
     driver = SimulatedDriver().knows(kernel)
     device = CudaDevice(driver=driver)
     before = {kind: len(handles) for kind, handles in driver.live.items()}
-    timing = time_kernel(device, kernel, GIVEN, TimingOptions(method=method, l2=l2, warmup=3, samples=20))
+    timing = time_kernel(
+        device, kernel, GIVEN, TimingOptions(method=method, l2=l2, warmup=3, warmup_s=0, samples=20)
+    )
     assert timing.kind == "measured" and len(timing.samples_us) == 20
     assert np.allclose(timing.samples_us, 2 * LAUNCH_US)  # no flush, no launch of another sample
     assert timing.premises["flush_bytes"] == (256 << 20 if l2 == "flushed" else 0)
@@ -76,7 +78,7 @@ def test_samples_are_of_the_launches_alone(method: Any, l2: Any) -> None:
 def test_chains_share_a_sample() -> None:
     kernel = add_one()
     device = CudaDevice(driver=SimulatedDriver().knows(kernel))
-    options = TimingOptions(l2="warm", chains=4, samples=5)
+    options = TimingOptions(l2="warm", chains=4, samples=5, warmup_s=0)
     assert np.allclose(time_kernel(device, kernel, GIVEN, options).samples_us, LAUNCH_US)
     with pytest.raises(DeviceError, match="only one chain"):
         TimingOptions(chains=4)
@@ -136,7 +138,7 @@ def test_an_artifact_runs_through_its_contract() -> None:
     given = inputs(op, artifact.axes)
     (out,) = execute(device, kernel, given)
     check(op, artifact.axes, given, out)
-    timing = time(artifact, op, device=device, options=TimingOptions(samples=3, warmup=1))
+    timing = time(artifact, op, device=device, options=TimingOptions(samples=3, warmup=1, warmup_s=0))
     assert timing.kernel == "rmsnorm small_b1 row" and len(timing.samples_us) == 3
 
 

@@ -169,7 +169,10 @@ class _Driver:
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call the driver; the result without the error code, a single value unpacked."""
-        error, *values = getattr(self.api, name)(*arguments)
+        try:
+            error, *values = getattr(self.api, name)(*arguments)
+        except RuntimeError as e:  # the driver is absent, or older than the call
+            raise DeviceError(f"{name} cannot be called: {str(e).splitlines()[0]}") from e
         if int(error) != 0:
             raise DeviceError(f"{name} failed: {getattr(error, 'name', error)}")
         return values[0] if len(values) == 1 else tuple(values)

@@ -37,6 +37,8 @@ class TimingOptions:
     l2: Literal["flushed", "warm"] = "flushed"
     warmup: int = 10
     """Samples taken first and thrown away."""
+    warmup_s: float = 0.1
+    """Warm up for at least so many seconds: an idle device's clocks take a while to rise."""
     samples: int = 100
     chains: int = 1
     """Times that the launches run between the two events; the sample is divided by it."""
@@ -44,7 +46,7 @@ class TimingOptions:
     """Seconds after which no further sample is begun; fewer samples are then returned."""
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.chains < 1 or self.warmup < 0:
+        if self.samples < 1 or self.chains < 1 or self.warmup < 0 or self.warmup_s < 0:
             raise DeviceError("a timing needs at least one sample and one chain, and no negative warm-up")
         if self.l2 == "flushed" and self.chains != 1:
             raise DeviceError("with a flushed L2 cache only one chain fits between two events")
@@ -117,7 +119,7 @@ def time_kernel(
         options: the protocol.
 
     Raises:
-        DeviceError: if the device does not take the kernel, a launch fails, or not one sample fits.
+        DeviceError: if the device does not take the kernel, or a launch fails.
     """
     options = options or TimingOptions()
     with device.scope():
@@ -182,27 +184,39 @@ class _Sampler:
 
     def all(self) -> tuple[list[float], list[float]]:
         """Samples and the host's time for each, both in microseconds."""
-        ends = time.monotonic() + self.options.time_limit
+        began = time.monotonic()
+        thrown = 0
+        while thrown < self.options.warmup or time.monotonic() - began < self.options.warmup_s:
+            thrown += len(self._take(self.options.warmup - thrown or len(self.events))[0])
+            if time.monotonic() - began > self.options.time_limit:
+                break
         samples: list[float] = []
         host: list[float] = []
-        wanted = self.options.warmup + self.options.samples
-        while len(samples) < wanted and (len(samples) <= self.options.warmup or time.monotonic() < ends):
-            pairs = self.events[: wanted - len(samples)]
-            for pair in pairs:
-                started = time.perf_counter()
-                if self.graph is not None:
-                    self.cuda("cuGraphLaunch", self.graph, self.device.stream)
-                else:
-                    self._enqueue(pair, 0)
-                host.append((time.perf_counter() - started) * 1e6)
-            self.device.synchronize()
-            for start, end in pairs:
-                milliseconds = float(self.cuda("cuEventElapsedTime", start, end))
-                samples.append(milliseconds * 1e3 / self.options.chains)
-        kept = samples[self.options.warmup :]
-        if not kept:
-            raise DeviceError(f"no sample was taken within {self.options.time_limit:.0f} s")
-        return kept, host[self.options.warmup :]
+        while not samples or (
+            len(samples) < self.options.samples and time.monotonic() - began < self.options.time_limit
+        ):
+            more, enqueued = self._take(self.options.samples - len(samples))
+            samples += more
+            host += enqueued
+        return samples, host
+
+    def _take(self, most: int) -> tuple[list[float], list[float]]:
+        """At most `most` samples, as many as there are events, and the host's times."""
+        pairs = self.events[: max(most, 1)]
+        host = []
+        for pair in pairs:
+            started = time.perf_counter()
+            if self.graph is not None:
+                self.cuda("cuGraphLaunch", self.graph, self.device.stream)
+            else:
+                self._enqueue(pair, 0)
+            host.append((time.perf_counter() - started) * 1e6)
+        self.device.synchronize()
+        samples = [
+            float(self.cuda("cuEventElapsedTime", start, end)) * 1e3 / self.options.chains
+            for start, end in pairs
+        ]
+        return samples, host
 
     def close(self) -> None:
         """Give events and graph back."""

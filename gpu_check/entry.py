@@ -1,0 +1,76 @@
+"""Runs the checks of the folder it lies in: `python3 run.py`. The build writes it; no checkout is needed.
+
+Without a CUDA device it says so, claims nothing and exits with 0. Exit code 1: something that was run is
+wrong; 2: a device is there and a package is missing, or the device is of another arch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+NEEDED = {"numpy": "numpy", "rich": "rich", "cuda.bindings.driver": "cuda-bindings"}
+FOR_TEMPLATES = {"torch": "torch", "ml_dtypes": "ml_dtypes"}
+
+
+def absent() -> str:
+    """Why there is no CUDA device, by the driver's library alone; empty if there is one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no CUDA driver"
+    if code := driver.cuInit(0):
+        return f"the CUDA driver cannot be used (cuInit gives {code})"
+    count = ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the CUDA driver shows no device"
+    return ""
+
+
+def missing(packages: dict[str, str]) -> list[str]:
+    """Packages that cannot be imported."""
+    found = []
+    for module, package in packages.items():
+        try:
+            there = importlib.util.find_spec(module) is not None
+        except ImportError:
+            there = False
+        if not there:
+            found.append(package)
+    return found
+
+
+def main() -> int:
+    """Run, report, exit code."""
+    parser = argparse.ArgumentParser(description="checks on a GPU what was simulated without one")
+    parser.add_argument("--to", type=Path, default=FOLDER / "results.json", help="where the JSON report goes")
+    parser.add_argument(
+        "--seconds", type=float, default=None, help="time for everything; by default under 8 minutes"
+    )
+    parser.add_argument("--section", help=argparse.SUPPRESS)
+    parser.add_argument("--records", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    started = time.monotonic()
+    if why := absent():
+        print(f"no GPU: {why}; nothing was run on one and nothing is claimed")
+        return 0
+    if lacking := missing(NEEDED | FOR_TEMPLATES):
+        print(f"a GPU is there, but {sys.executable} cannot import {', '.join(lacking)}; nothing was run")
+        return 2
+    sys.path.insert(0, str(FOLDER))
+    from gpu_check import conduct
+
+    if given.section:
+        return conduct.write_records(FOLDER, given.section, given.records)
+    from gpu_check.running import run_all
+
+    return run_all(FOLDER, given.to, given.seconds, started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Kernels of the instruction families and of the experiment on programmatic dependent launch."""
