@@ -155,7 +155,7 @@ def test_prefill_decode_and_mixed_steps_equal_stocks(package: ModuleType) -> Non
     assert not both.two.model.stock_calls, "the whole layer is the package's"
 
 
-@pytest.mark.parametrize("tokens", [4, 5, 8])
+@pytest.mark.parametrize("tokens", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 6, 7, 8))])
 def test_verify_steps_equal_stocks(package: ModuleType, tokens: int) -> None:
     both = pair(package, tokens, sizes=(tokens - 1, 2 * tokens + 1))
     both.step({0: 2, 1: 3})

@@ -6,6 +6,7 @@ Nothing here uses the package: formulas, caches and speculation are written out 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ def normal(name: str, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch
     return made
 
 
+@functools.cache
 def layer_weights(index: int) -> Tensors:
     """All of a layer's weights, as one rank would hold them."""
     n = f"layer{index}"
@@ -90,6 +92,8 @@ def heads_of(rows: torch.Tensor, parts: Sequence[int], rank: int, ranks: int) ->
 def share(w: Tensors, kind: str, rank: int, ranks: int) -> Tensors:
     """A rank's share of a layer's weights."""
     w, wide = dict(w), HEADS * D
+    if ranks == 1:
+        return w
     w["w_o"] = w["w_o"].chunk(ranks, 1)[rank].contiguous()
     if kind == "kda":
         own = heads_of(w["w_in"], (wide, wide, wide, wide, -D, HEADS, -6), rank, ranks)
