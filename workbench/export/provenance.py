@@ -8,7 +8,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from workbench.artifact import stable_hash
 from workbench.ops import load_op
@@ -16,6 +16,8 @@ from workbench.ops.model import Op
 from workbench.records.model import hash_tolerances, hash_verifier
 from workbench.workspace import Workspace
 
+LARGEST_SEED = 1 << 62
+"""Seeds are below this: what random generators take."""
 DISASSEMBLER = "nvidia-cuda-nvdisasm"
 """Package whose nvdisasm writes the SASS."""
 _LIBRARIES = ("torch", "numpy", "ml_dtypes", DISASSEMBLER)
@@ -30,7 +32,7 @@ class Provenance(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
-    seed: int
+    seed: int = Field(ge=0, lt=LARGEST_SEED)
     """Of the inputs and the schedules."""
     op_hash: str
     """Hash of the op's contract as data: buffers, workloads, constants, tolerances, names of generators."""

@@ -163,7 +163,7 @@ def _compare_check(points: Points, name: str, stated: Check, found: Check, becau
     if told and not because:
         points.differ(name, was, now, "; ".join(told))
     elif told:
-        points.agree(name, was, now, f"{'; '.join(told)}; premises differ: {', '.join(because)}")
+        points.left(name, was, f"{'; '.join(told)}; premises differ: {', '.join(because)}", now)
     else:
         detail = f"within {FIGURES:.0%} of the limits: {_some(close)}" if close else ""
         points.agree(name, was, now, detail)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from workbench.artifact import Toolchain
 from workbench.cost import Prediction
 from workbench.errors import ContentError
-from workbench.export.provenance import Provenance
+from workbench.export.provenance import LARGEST_SEED, Provenance
 from workbench.export.waivers import Waiver
 from workbench.export.winner import ExportedKernel, exported_from
 from workbench.records.model import SCHEMA, Objective, Record
@@ -62,7 +62,7 @@ class MeasuredTime(_Data):
     """Runs of all launches between two events."""
     generator: str
     """Of the inputs."""
-    seed: int
+    seed: int = Field(ge=0, lt=LARGEST_SEED)
     """Of the inputs."""
     samples_us: tuple[float, ...] = Field(min_length=1, max_length=100_000)
     """Microseconds of one run of all launches, in the order taken."""
