@@ -111,7 +111,7 @@ def reader(kind: str) -> Callable[[str], object]:
                 audit_kernel(analyse_forms(forms, launch), neighbours([launch], [Effects()], 0))
 
         return read_and_judge
-    from workbench.memory_model import parse_litmus
+    from workbench.memory_model import parse as parse_litmus
 
     return parse_litmus
 

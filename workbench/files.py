@@ -1,12 +1,14 @@
-"""Atomic file writes: a reader sees the old file or the whole new one, never a part."""
+"""Files: atomic writes (a reader sees the old file or the whole new one, never a part) and TOML."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import ContentError, WorkbenchError
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -33,3 +35,30 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def read_toml(path: Path, most_bytes: int = 1 << 20) -> dict[str, Any]:
+    """Return what a TOML file holds.
+
+    Raises:
+        ContentError: if it cannot be read, has more than `most_bytes`, or is not TOML; says where.
+    """
+    try:
+        if path.stat().st_size > most_bytes:
+            raise ContentError(path, f"has more than {most_bytes} bytes; such a file is small")
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise ContentError(path, f"cannot be read: {e.strerror or e}") from e
+    except UnicodeDecodeError as e:
+        raise ContentError(path, f"is not TOML: {e}") from e
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """Return what TOML text holds; `path` names it in errors. Raises ContentError."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as e:
+        raise ContentError(path, "is not TOML: it is nested too deep") from e
+    except ValueError as e:  # a date that does not exist is a bare ValueError
+        raise ContentError(path, f"is not TOML: {e}") from e

@@ -31,6 +31,14 @@ def test_the_reader_parses_it_or_raises_the_typed_error(path: Path) -> None:
         assert str(error).strip()
 
 
+@pytest.mark.parametrize("kind", ["ptx", "sass", "litmus", "contract", "audit"])
+def test_each_reader_is_fuzzed_from_seeds_that_it_takes(kind: str) -> None:
+    fuzz = harness()
+    read, seeds = fuzz.reader(kind), fuzz.seeds(kind)
+    assert seeds
+    read(min(seeds, key=len))
+
+
 def test_the_mutator_changes_texts_and_keeps_to_the_size() -> None:
     mutate = harness().mutator(["add %r1, %r2;\nbar.sync 0;"])
     found = {mutate(b"ld.global.f32 %f1, [%rd1];\nret;", 60, seed) for seed in range(50)}

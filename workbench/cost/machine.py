@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workbench.artifact import stable_hash
 from workbench.errors import ContentError, UnknownNameError
+from workbench.files import parse_toml
 
 _FOLDER = Path(__file__).parent / "machines"
 
@@ -148,10 +148,7 @@ def machine_file(name: str) -> Path:
 
 def parse_machine(text: str, path: Path) -> Machine:
     """A machine from its description; `path` names it in errors. Raises ContentError."""
-    try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise ContentError(path, f"is not TOML: {e}") from e
+    document = parse_toml(text, path)
     sources: dict[str, str] = {}
     plain = {k: _section(path, k, v, sources) for k, v in document.items()}
     try:

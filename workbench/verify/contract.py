@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from workbench.errors import ContentError, UnknownNameError
+from workbench.files import read_toml
 from workbench.isa.values import MAX_THREADS
 from workbench.ops.dtypes import DType
 from workbench.ops.model import Role
@@ -168,12 +168,7 @@ def load_contract(path: Path) -> Contract:
     Raises:
         ContentError: if the file cannot be read, is not TOML, or an entry is wrong; says which.
     """
-    try:
-        data = tomllib.loads(path.read_text())
-    except OSError as e:
-        raise ContentError(path, f"cannot be read: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ContentError(path, f"is not TOML: {e}") from e
+    data = read_toml(path)
     try:
         contract = Contract.model_validate(data)
     except ValidationError as e:

@@ -16,13 +16,13 @@ output = 10.0
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workbench.errors import ContentError, WorkbenchError
+from workbench.files import read_toml
 
 
 class _Data(BaseModel):
@@ -79,11 +79,7 @@ def load_profile(path: Path) -> Profile:
         ContentError: if the file cannot be read or a field is wrong; says which.
     """
     try:
-        return Profile.model_validate(tomllib.loads(path.read_text()))
-    except OSError as e:
-        raise ContentError(path, f"cannot be read: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ContentError(path, f"is not TOML: {e}") from e
+        return Profile.model_validate(read_toml(path))
     except ValidationError as e:
         first = e.errors()[0]
         raise ContentError(path, f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from e

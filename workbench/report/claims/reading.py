@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from workbench.errors import ContentError, UnknownNameError, WorkbenchError
+from workbench.files import read_toml
 from workbench.report.claims.documents import measured_in
 from workbench.report.claims.model import Claim, ClaimFile, Entry, Measurement
 from workbench.report.claims.premises import TERMS, contradiction, problem
@@ -97,14 +97,7 @@ def load_claims(path: Path) -> ClaimFile:
 
 
 def _read(path: Path) -> _Table:
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise ContentError(path, f"has more than {_LARGEST} bytes; a claim file is small")
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ContentError(path, f"cannot be read: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise ContentError(path, f"is not TOML: {e}") from e
+    data = read_toml(path, _LARGEST)
     said = data.pop("format", None)
     if said != FORMAT or isinstance(said, bool):
         raise ContentError(path, f"has format {said!r}; a claim file begins with `format = {FORMAT}`")
