@@ -95,6 +95,7 @@ def reader(kind: str) -> Callable[[str], object]:
         return read_contract
     if kind == "audit":
         from workbench.isa.ptx import parse
+        from workbench.verify.contract import ContractKernel
         from workbench.verify.ordering.binding import Effects, neighbours
         from workbench.verify.ordering.static import (
             analyse_forms,
@@ -107,7 +108,8 @@ def reader(kind: str) -> Callable[[str], object]:
             module = parse(text)
             for kernel in module.kernels[:1]:
                 forms = kernel_forms(module, None, None, kernel.name, None)
-                launch = contract_launch(forms, None)
+                contract = None if forms.block else ContractKernel(name=kernel.name, block=(128, 1, 1))
+                launch = contract_launch(forms, contract)
                 audit_kernel(analyse_forms(forms, launch), neighbours([launch], [Effects()], 0))
 
         return read_and_judge
