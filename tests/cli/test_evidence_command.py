@@ -65,7 +65,9 @@ def test_a_changed_byte_is_named_and_the_exit_codes_say_so(bundle: Path, run: Ru
 def test_the_tables_are_for_people(bundle: Path, run: Run) -> None:
     out = run("evidence", "check", "b.tar").out
     assert "rmsnorm small_b1" in out and "not measured" in out and "bundle: pass" in out
-    assert "signature: not checked" in out
+    assert "signature: none beside the bundle" in out
+    Path("b.tar.minisig").touch()
+    assert "b.tar.minisig was not checked; give --public-key" in run("evidence", "check", "b.tar").out
     wrong = run("evidence", "check", "b.tar", "--sha256", "0" * 64)
     assert wrong.code == 1 and "file: its SHA-256 is" in wrong.out
 

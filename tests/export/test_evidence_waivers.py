@@ -17,7 +17,7 @@ from workbench.export.evidence.check import check_bundle, load_bundle
 from workbench.export.evidence.make import make_bundle
 from workbench.export.waivers import draft, fingerprint, waivers_for
 from workbench.findings import Finding, Severity
-from workbench.verify.report import Check, Report, Verdict
+from workbench.verify.report import BESIDE_AUDITS, Check, Report, Verdict
 from workbench.workspace import Workspace
 
 OPEN = Finding(
@@ -34,9 +34,9 @@ def undecided(artifact: Artifact, *findings: Finding, name: str = "ordering/stat
     return report.model_copy(update={"checks": (check, *report.checks)})
 
 
-def waiver(artifact: Artifact, finding: Finding = OPEN, **other: str) -> Waiver:
+def waiver(artifact: Artifact, of: Finding = OPEN, **other: str) -> Waiver:
     fields = {
-        "finding": fingerprint("ordering/static", finding), "source": artifact.source_hash,
+        "finding": fingerprint("ordering/static", of), "source": artifact.source_hash,
         "person": "A. Reviewer", "reason": "x is written two launches before",
     }  # fmt: skip
     return Waiver(**{**fields, **other})
@@ -106,9 +106,20 @@ def test_an_error_cannot_be_waived(workspace: Workspace, artifact: Artifact) -> 
 @pytest.mark.parametrize("name", ["numerics/ordinary", "memory", "held-out/small_b3", "simulation"])
 def test_a_check_that_is_no_audit_is_not_covered(workspace: Workspace, artifact: Artifact, name: str) -> None:
     report = undecided(artifact, OPEN, name=name)
-    named = Waiver(**{**waiver(artifact).model_dump(), "finding": fingerprint(name, OPEN)})
+    named = waiver(artifact, finding=fingerprint(name, OPEN))
     with pytest.raises(ExportRefused, match="could not decide"):
         export_winner(workspace, artifact, report, waivers=[named])
+
+
+@pytest.mark.parametrize(("beside", "covered"), [(0.0, True), (1.0, False)])
+def test_an_audit_at_a_held_out_shape_is_covered_if_nothing_else_is_open(
+    artifact: Artifact, beside: float, covered: bool
+) -> None:
+    check = undecided(artifact, OPEN, name="held-out/small_b3").checks[0]
+    check = check.model_copy(update={"measures": {BESIDE_AUDITS: beside}})
+    accepted = waiver(artifact, finding=fingerprint(check.name, OPEN))
+    assert waivers_for(check, artifact.source_hash, [accepted]) == ((accepted,) if covered else None)
+    assert waivers_for(check, artifact.source_hash, [waiver(artifact)]) is None
 
 
 def test_an_audit_that_is_undecided_for_no_finding_is_not_covered(

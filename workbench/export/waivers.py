@@ -18,12 +18,10 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from workbench.artifact import stable_hash
 from workbench.errors import ContentError
 from workbench.findings import Finding
-from workbench.verify.report import Check, Report, Verdict
+from workbench.verify.report import AUDITS, BESIDE_AUDITS, Check, Report, Verdict
 
 UNDECIDED = "undecided"
 """Rule of the findings that can be waived."""
-AUDITS = ("ordering/static", "ordering/dynamic")
-"""Checks whose verdict, where it is `unknown`, rests on undecided findings and on nothing else."""
 _LARGEST_FILE = 1 << 20
 
 _Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=3, max_length=2000)]
@@ -54,8 +52,12 @@ def fingerprint(check: str, finding: Finding) -> str:
 
 
 def undecided_findings(check: Check) -> list[tuple[str, Finding]]:
-    """Fingerprint and finding of what an audit could not decide; empty if its verdict is no `unknown`."""
-    if check.verdict is not Verdict.UNKNOWN or check.name not in AUDITS:
+    """Fingerprint and finding of what an audit could not decide, at the kernel's shape or at a held-out one.
+
+    Empty if the check's verdict is no `unknown`, or if it has reasons besides such findings.
+    """
+    held_out = check.name.startswith("held-out/") and check.measures.get(BESIDE_AUDITS) == 0
+    if check.verdict is not Verdict.UNKNOWN or not (check.name in AUDITS or held_out):
         return []
     return [(fingerprint(check.name, f), f) for f in check.findings if f.rule == UNDECIDED]
 

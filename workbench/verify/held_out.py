@@ -15,7 +15,7 @@ from workbench.expressions import Value
 from workbench.ops.model import Op, Workload
 from workbench.templates import Template, parse_template
 from workbench.verify.differential import check_differential
-from workbench.verify.report import Check, Verdict
+from workbench.verify.report import AUDITS, BESIDE_AUDITS, Check, Verdict
 from workbench.verify.runs import CaseCache, Level, check_artifact
 
 
@@ -61,13 +61,18 @@ def _check_at(
     report = check_artifact(
         artifact, op, level=Level.FULL, seed=seed, cases=CaseCache(capacity=1), cache=cache
     ).report
-    if report.verdict is Verdict.PASS:
+    if report.verdict is not Verdict.FAIL:
         more = check_differential(artifact, op, workload, seed)
         report = report.model_copy(update={"checks": (*report.checks, more)})
     bad = [c for c in report.checks if c.verdict is not Verdict.PASS]
     summary = f"{at}: {len(report.checks)} checks pass"
     if bad:
         summary = f"{at}: " + "; ".join(f"{c.name} {c.verdict.value}: {c.summary}" for c in bad[:3])
+    beside = sum(c.name not in AUDITS for c in bad)
     return Check(
-        name=name, verdict=report.verdict, summary=summary, findings=tuple(f for c in bad for f in c.findings)
+        name=name,
+        verdict=report.verdict,
+        summary=summary,
+        findings=tuple(f for c in bad for f in c.findings),
+        measures={BESIDE_AUDITS: float(beside)} if report.verdict is Verdict.UNKNOWN else {},
     )

@@ -15,6 +15,12 @@ Figure = Annotated[
 """A float whose JSON form is a number or, where JSON has none, the name of the value."""
 
 
+AUDITS = ("ordering/static", "ordering/dynamic")
+"""Checks whose verdict, where it is `unknown`, rests on findings of the rule `undecided` and nothing else."""
+BESIDE_AUDITS = "undecided_beside_audits"
+"""Measure of an undecided check at a held-out shape: how many checks but the audits could not decide."""
+
+
 class Verdict(StrEnum):
     """Outcome of a check. `UNKNOWN` blocks an export until a person waives it by name."""
 

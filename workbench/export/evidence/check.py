@@ -35,6 +35,8 @@ from workbench.report.evidence_text import shown
 from workbench.report.markdown import kernel_markdown
 from workbench.verify.report import Verdict
 
+SIGNATURES = {"minisign": ".minisig", "sigstore": ".sigstore.json"}
+"""What is added to a bundle's name for its signature, by tool."""
 Signature = Callable[[Path], str]
 """Checks a signature of a file and says who signed; raises WorkbenchError if it does not hold."""
 
@@ -75,7 +77,7 @@ def check_bundle(
         wanted = sha256.strip().lower()
         right = contents.sha256 == wanted
         problems.unless(right, "file", f"its SHA-256 is {contents.sha256}, not {wanted}")
-    signed = "not checked; give --public-key or --signer to check one"
+    signed = _unchecked(path)
     if signature is not None:
         try:
             signed = signature(path)
@@ -102,6 +104,13 @@ def check_bundle(
 
 class SignatureError(WorkbenchError):
     """A signature that does not hold."""
+
+
+def _unchecked(path: Path) -> str:
+    there = [s for s in SIGNATURES.values() if path.with_name(path.name + s).is_file()]
+    if not there:
+        return "none beside the bundle"
+    return f"{path.name}{there[0]} was not checked; give --public-key, or --signer and --issuer"
 
 
 def load_bundle(path: Path) -> tuple[tuple[BundledKernel, ...], Contents]:

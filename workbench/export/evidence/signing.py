@@ -14,10 +14,9 @@ from pathlib import Path
 
 from workbench.environment import kept
 from workbench.errors import MissingToolError, WorkbenchError
-from workbench.export.evidence.check import SignatureError
+from workbench.export.evidence.check import SIGNATURES, SignatureError
 
-TOOLS = ("minisign", "sigstore")
-SUFFIXES = {"minisign": ".minisig", "sigstore": ".sigstore.json"}
+TOOLS = tuple(SIGNATURES)
 _INSTALL = {
     "minisign": "install it from your system's packages (apt, brew, ...)",
     "sigstore": "pip install sigstore",
@@ -28,7 +27,7 @@ _SECONDS = 120
 
 def signature_path(bundle: Path, tool: str) -> Path:
     """Where a bundle's signature lies: beside it."""
-    return bundle.with_name(bundle.name + SUFFIXES[tool])
+    return bundle.with_name(bundle.name + SIGNATURES[tool])
 
 
 def find_tool(tool: str) -> str:
