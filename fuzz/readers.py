@@ -108,7 +108,11 @@ def reader(kind: str) -> Callable[[str], object]:
             module = parse(text)
             for kernel in module.kernels[:1]:
                 forms = kernel_forms(module, None, None, kernel.name, None)
-                contract = None if forms.block else ContractKernel(name=kernel.name, block=(128, 1, 1))
+                contract = (
+                    None
+                    if forms.block
+                    else ContractKernel(name=kernel.name, grid=(4, 1, 1), block=(128, 1, 1))
+                )
                 launch = contract_launch(forms, contract)
                 audit_kernel(analyse_forms(forms, launch), neighbours([launch], [Effects()], 0))
 
