@@ -34,6 +34,8 @@ MOST_CLASSES = 512
 MOST_CELLS = 1 << 26
 _REMEMBERED = 4096
 """Arrays whose changed forms are kept, so that threads go on sharing them."""
+FENCED = "fenced"
+"""Note of a class: what those knew and did whose fence.sc came before one of its own."""
 
 
 class TooFineError(Exception):
@@ -423,14 +425,18 @@ class Clocks:
         """Fence and membar of the threads of a cohort.
 
         Two fence.sc whose scopes include each other are ordered one way or the other (ISA, Fence-SC order);
-        in a run that is the way in which they were executed. membar is a fence.sc.
+        in a run that is the way in which they were executed. membar is a fence.sc. Such an order is noted
+        beside the clocks: it holds for strong accesses, but another run may have the opposite one, so that
+        ordinary accesses must not rest on it.
         """
         rows, classes = self.groups(co)
         layout, world = self.layout, self.world
         within = [k for k, s in enumerate(layout.scopes) if s <= scope]
         if sc:
-            for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
-                self.learn_clock(r, c, world.fenced.get(self.rank))
+            before = world.fenced.get(self.rank)
+            for pair in zip(rows.tolist(), classes.tolist(), strict=True) if before else ():
+                notes = self.notes.get(pair, {})
+                self.notes[pair] = {**notes, FENCED: world.join(notes.get(FENCED), before)}
         if acquire and self.waits:
             self._acquire(rows, classes, within)
         if not release:

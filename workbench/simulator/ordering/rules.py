@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
-from workbench.simulator.ordering.clocks import FOREVER
+from workbench.simulator.ordering.clocks import FENCED, FOREVER
 from workbench.simulator.ordering.objects import covers
 from workbench.simulator.ordering.records import CTA, GPU, Record, Spans
 from workbench.simulator.ordering.shadow import Clash, Region
@@ -68,13 +68,20 @@ def excused(clash: Clash) -> Array:
     carries
     came from loads that are over. A copy that refills a stage follows the copy before it if the matrix
     instruction that was
-    committed in between did.
+    committed in between did. Strong accesses may rest on the order of fence.sc, whose scopes then decide.
     """
     n, e = clash.later, clash.earlier
     out = np.zeros(len(clash.lanes), bool)
-    if not n.kind.write or clash.unfenced or n.kind.readonly or e.kind.readonly:
+    strong = bool(n.kind.scope and e.kind.scope)
+    if strong:
+        keys: tuple[str, ...] = (FENCED,)
+    elif e.kind.write:
+        keys = (MESSAGE,)
+    else:
+        keys = (RELAXED_CLUSTER, FREED, MESSAGE)
+    if (not n.kind.write and not strong) or clash.unfenced or n.kind.readonly or e.kind.readonly:
         return out
-    if e.kind.write and not (e.kind.agent and n.kind.agent):
+    if e.kind.write and not strong and not (e.kind.agent and n.kind.agent):
         return out
     rows, threads = n.by if isinstance(n, Spans) else n.lanes()
     rows, classes = rows[clash.lanes], n.clocks.class_of[threads[clash.lanes]]
@@ -85,7 +92,7 @@ def excused(clash: Clash) -> Array:
     for r, c, cta in set(zip(rows.tolist(), classes.tolist(), ctas.tolist(), strict=True)):
         notes = n.clocks.notes.get((r, c), {})
         at = np.flatnonzero((rows == r) & (classes == c) & (ctas == cta))
-        for key in (MESSAGE,) if e.kind.write else (RELAXED_CLUSTER, FREED, MESSAGE):
+        for key in keys:
             clock = notes.get(key)
             if clock and cta in clock:
                 out[at] |= owner.fit(clock[cta])[0][owner.class_of[them[at]]] > stamps[at]
@@ -208,26 +215,48 @@ def _missed(clash: Clash) -> Verdict | None:
             "barrier.cluster.arrive.relaxed orders no memory accesses",
             "use barrier.cluster.arrive.release with barrier.cluster.wait.acquire",
         )
-    if _elected(clash, cta, them):
+    if _elected(clash, cta, them) and not (
+        n.kind.space == "global"
+        and cta != int(clocks.ctas[row])
+        and len(np.unique(others[clash.others] >> 5)) > 1
+    ):
         return Verdict(
             "elected-arrive",
             "another lane of its warp released after it, but a release covers what its own thread did only",
             "bar.warp.sync before the elected lane arrives (or stores the flag), or let every lane arrive",
+        )
+    if (
+        e.kind.write
+        and n.kind.space == "global"
+        and cta != int(clocks.ctas[row])
+        and _mates_known(clash, cta, them)
+    ):
+        return Verdict(
+            "flag-without-release",
+            "another thread of its CTA has set the flag since, and a release covers what its own thread did "
+            "and what a barrier brought to it",
+            "bar.sync between the stores of all threads and the release of the thread that sets the flag",
         )
     return None
 
 
 def _elected(clash: Clash, cta: int, them: int) -> bool:
     """Whether the later thread knows what a warp mate of the earlier one did after the earlier access."""
+    n = clash.later
+    row, thread = _thread(n, int(clash.lanes[0]))
+    if int(n.clocks.ctas[row]) == cta and thread & ~31 == them & ~31:
+        return False
+    return _mates_known(clash, cta, them, them & ~31, 32)
+
+
+def _mates_known(clash: Clash, cta: int, them: int, first: int = 0, many: int = 1 << 10) -> bool:
+    """Whether the later thread knows what others of these threads did after the earlier access."""
     n, e = clash.later, clash.earlier
     if them >= e.clocks.threads:
         return False
     row, thread = _thread(n, int(clash.lanes[0]))
-    first = them & ~31
-    mates = np.arange(first, min(first + 32, e.clocks.threads))
+    mates = np.arange(first, min(first + many, e.clocks.threads))
     mates = mates[mates != them]
-    if int(n.clocks.ctas[row]) == cta and thread & ~31 == first:
-        return False
     count = len(mates)
     known = n.clocks.knows(
         np.full(count, row), np.full(count, thread), np.full(count, cta), mates, np.full(count, e.time)

@@ -33,12 +33,13 @@ from workbench.verify.ordering.contents import Fill, SimulatedBuffer, place, res
 from workbench.verify.ordering.overlap import Watch, strong
 from workbench.verify.ordering.polls import (
     accumulates_floats,
+    draws_tickets,
     first_poll,
     meets_others,
     polls_memory,
     sentinels,
 )
-from workbench.verify.ordering.schedules import PLAIN, Schedule, schedules
+from workbench.verify.ordering.schedules import PLAIN, Schedule, ahead, schedules
 
 BUDGET = 5.0
 """Seconds that the runs of one launch list take, as `_cost` estimates them from their work. No clock is read:
@@ -57,6 +58,8 @@ _LOOP = 8
 """Turns that a loop is taken to make when work is estimated."""
 _POLL = 2
 """The same where a loop polls, for those mostly wait."""
+LATER = 3
+"""How often a list whose kernels poll is launched again: three sets of mailboxes have come round then."""
 _HANGS = frozenset(("deadlock", "mbarrier-phase"))
 
 Place = tuple[str, str | None, int | None]
@@ -79,8 +82,8 @@ class DynamicLaunch:
     """CTAs of it that the device holds at a time; None if that is not known."""
     static_smem: int = 0
     """Static shared memory, bytes a CTA."""
-    parameters_again: Callable[[Mapping[str, int]], bytes] | None = None
-    """Those of the next launch of the list, where they differ."""
+    parameters_later: tuple[Callable[[Mapping[str, int]], bytes], ...] = ()
+    """Those of the next launches of the list, where they differ: `LATER` of them, or none."""
 
     @property
     def shared_bytes(self) -> int:
@@ -139,7 +142,7 @@ def audit_dynamic(
     if len(launches) == 1 and not meets_others(module.kernel(launches[0].kernel)):
         share = min(budget / _ONE_RUN / (work or 1), _MOST_SHARED / (shared or 1))
         ctas = max(int(math.prod(launches[0].grid) * share), 4 * math.prod(launches[0].cluster))
-        some = ctas if share < 1 else None
+        some = ctas if share < 1 and ctas < math.prod(launches[0].grid) else None
     elif work > budget / 2:
         return DynamicAudit(
             skipped=f"it takes more than {work / _LANE_INSTRUCTION / 1e6:.0f} million lane-instructions, too "
@@ -201,11 +204,15 @@ class _Session:
             KernelLaunch(x.kernel, x.grid, x.block, x.parameters(addresses), x.cluster, x.smem_bytes, x.pdl)
             for x in launches
         ]
-        self.next_launches = [
-            replace(made, parameters=x.parameters_again(addresses)) if x.parameters_again else made
-            for made, x in zip(self.launches, launches, strict=True)
-        ]
-        self.advances = self.next_launches != self.launches
+        self.lists = [self.launches]
+        for k in range(LATER):
+            self.lists.append(
+                [
+                    replace(made, parameters=x.parameters_later[k](addresses)) if x.parameters_later else made
+                    for made, x in zip(self.launches, launches, strict=True)
+                ]
+            )
+        self.advances = self.lists[1] != self.launches
         self.watch = Watch(self.memory)
         self.left = budget
         self.some = some
@@ -228,7 +235,9 @@ class _Session:
 
     # -- runs ------------------------------------------------------------------------------------
 
-    def run(self, schedule: Schedule, fill: Fill, seed: int = 0, *, again: bool = False) -> _Run:
+    def run(
+        self, schedule: Schedule, fill: Fill, seed: int = 0, *, again: bool = False, number: int | None = None
+    ) -> _Run:
         """Run the launch list once.
 
         Args:
@@ -236,6 +245,7 @@ class _Session:
             fill: contents of the inputs.
             seed: of the contents.
             again: on the flags, mailboxes and scratch as an earlier run left them.
+            number: which launch of the list it is; the second if `again`, else the first.
         """
         if self.left <= 0:
             raise _BudgetSpentError
@@ -262,7 +272,7 @@ class _Session:
                 if b in self.arriving:
                     write_inputs(self.memory, b, fill, seed + n)
 
-        launches = self.next_launches if again else self.launches
+        launches = self.lists[int(again) if number is None else number]
         outcome = simulate_module(self.module, launches, self.memory, options, arrive)
         run = self._judged(outcome, schedule)
         cost = self._cost(outcome)
@@ -389,6 +399,7 @@ class _Session:
             if plain.findings:  # confirming them has run it on other contents
                 self.run(PLAIN, self.fill)
             found |= self._second_pass(PLAIN, found)
+            found |= self._later_passes(found)
             found |= self._with_sentinels()
             found |= self._word_by_word()
             for schedule in schedules(self.launches)[1:]:
@@ -479,6 +490,8 @@ class _Session:
             if any(f.rule in shown for f in new.values()):
                 new = {k: f for k, f in new.items() if f.rule in shown}
         stale = {(f.kernel, f.ptx_line): f for f in new.values()}
+        if not stale and any(f.rule in _FIX_STALE for f in found.values()):
+            return {}
         if not stale:
             return self._changed_results(schedule) if run.completed else {}
         rule = "sentinel-alias" if self.sentinels else "stale-epoch"
@@ -495,6 +508,39 @@ class _Session:
             renamed[_key(f)] = f
         return self._confirmed(renamed, schedule, True)
 
+    def _later_passes(self, found: dict[Place, Finding]) -> dict[Place, Finding]:
+        """Run the list a third and a fourth time, where mailboxes may come round again.
+
+        Each must do what the same launch does on memory that no earlier one has touched.
+        """
+        if any(f.rule in _FIX_STALE for f in found.values()) or any(
+            accumulates_floats(k) for k in self.kernels.values()
+        ):
+            return {}
+        if not any(polls_memory(k) for k in self.kernels.values()):
+            return {}
+        wanted: dict[int, dict[str, bytes]] = {}
+        for number in range(2, LATER + 1):
+            run = self.run(PLAIN, self.fill, 1000 * number, number=number)
+            if not run.completed or run.findings:
+                return {}  # it needs the launches before it, or is wrong anyhow
+            wanted[number] = self._outputs()
+        self.run(PLAIN, self.fill)
+        hasty = ahead(self.launches)
+        for number in range(1, LATER + 1):
+            run = self.run(hasty, self.fill, 1000 * number, again=True, number=number)
+            hung = next((f for f in run.findings.values() if f.rule in _HANGS), None)
+            if hung is not None or not run.completed:
+                return {} if hung is None else {_key(f): f for f in [self._stale(hung, number + 1)]}
+            if number in wanted and wanted[number] != (got := self._outputs()):
+                return self._other_values(wanted[number], got, hasty, number + 1)
+        return {}
+
+    def _stale(self, f: Finding, number: int) -> Finding:
+        rule = "sentinel-alias" if self.sentinels else "stale-epoch"
+        what = f"launch {number} of the list on the flags and mailboxes that those before it left hangs"
+        return f.model_copy(update={"rule": rule, "message": f"{what}: {f.message}", "fix": _FIX_STALE[rule]})
+
     def _outputs(self) -> dict[str, bytes]:
         return {
             b.name: self.memory.view(b.name).tobytes()
@@ -502,9 +548,18 @@ class _Session:
             if b.role in (Role.OUTPUT, Role.STATE)
         }
 
+    def _draws_tickets(self) -> bool:
+        """Whether CTAs decide by counters what they do, and none counts in a result."""
+        if not any(draws_tickets(k) for k in self.kernels.values()):
+            return False
+        results = [
+            self.memory.allocation(b.name) for b in self.buffers if b.role in (Role.OUTPUT, Role.STATE)
+        ]
+        return not any(self.watch.sync[a.start // 4 : -(-a.end // 4)].any() for a in results)
+
     def _changed_results(self, schedule: Schedule) -> dict[Place, Finding]:
         """Compare the outputs of a second pass with those of a first pass over the same inputs."""
-        if not any(polls_memory(k) for k in self.kernels.values()):
+        if not any(polls_memory(k) for k in self.kernels.values()) and not self._draws_tickets():
             return {}
         if self.advances or any(accumulates_floats(k) for k in self.kernels.values()):
             return {}
@@ -519,6 +574,12 @@ class _Session:
                 return {}
         if wanted is None or wanted != self.references[PLAIN]:
             return {}  # a first pass already depends on the schedule: that is no matter of epochs
+        return self._other_values(wanted, got, schedule, 2)
+
+    def _other_values(
+        self, wanted: Mapping[str, bytes], got: Mapping[str, bytes], schedule: Schedule, number: int
+    ) -> dict[Place, Finding]:
+        """Say that a later launch gives other results than it does on fresh memory."""
         name = next(n for n in wanted if wanted[n] != got[n])
         kernel, item = first_poll(self.kernels)
         rule = "sentinel-alias" if self.sentinels else "stale-epoch"
@@ -526,9 +587,9 @@ class _Session:
             rule=rule,
             severity=Severity.ERROR,
             message=(
-                f"a second launch on what the first left gives {name!r} other values than a first one with "
-                f"the same inputs: it takes data or flags of the first for its own (schedule: "
-                f"{schedule})"
+                f"launch {number} of the list, on what those before it left, gives {name!r} other values "
+                "than on fresh memory with the same inputs: it takes data or flags of an earlier launch for "
+                f"its own (schedule: {schedule})"
             ),
             fix=_FIX_STALE[rule],
             kernel=kernel,

@@ -16,7 +16,7 @@ from workbench.ops.model import Role
 from workbench.verify.contract import Contract, ContractKernel
 from workbench.verify.ordering.binding import Launch
 from workbench.verify.ordering.contents import SimulatedBuffer
-from workbench.verify.ordering.dynamic import DynamicAudit, DynamicLaunch, dynamic_or_reason
+from workbench.verify.ordering.dynamic import LATER, DynamicAudit, DynamicLaunch, dynamic_or_reason
 from workbench.verify.ordering.static import KernelAudit
 from workbench.verify.report import Verdict
 from workbench.verify.tensor_maps import MAP_BYTES
@@ -82,14 +82,18 @@ def run_contract(
                 buffers[b.name] = made if old is None else _both(old, made)
             if kernel.params and any(launch.params[n].size != p.size for n, p in enumerate(kernel.params)):
                 return f"the contract's parameters of {name} do not have the kernel's sizes"
+            later: list[Callable[[Mapping[str, int]], bytes]] = []
             following = entry.following()
+            while following is not None and len(later) < LATER:
+                later.append(_binder(kernel, launch_of(following, name)))
+                following = following.following()
             launches.append(
                 DynamicLaunch(
                     name, entry.grid, entry.block, entry.cluster, smem, entry.pdl, _binder(kernel, launch),
                     None if entry.cooperative
                     else _capacity(module, entry.block, entry.smem_bytes, cubin, name),
                     _static_smem(module, kernel),
-                    _binder(kernel, launch_of(following, name)) if following is not None else None,
+                    tuple(later),
                 )
             )  # fmt: skip
         return launches, list(buffers.values())

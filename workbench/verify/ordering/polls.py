@@ -27,6 +27,14 @@ def polls_memory(kernel: Kernel) -> bool:
     return bool(_loops(kernel))
 
 
+def draws_tickets(kernel: Kernel) -> bool:
+    """Whether atomics on global memory give values back."""
+    return any(
+        i.opcode == "atom" and not any(m.startswith("shared") for m in i.modifiers)
+        for i in kernel.instructions
+    )
+
+
 def meets_others(kernel: Kernel) -> bool:
     """Whether CTAs may depend on each other: they poll memory or use atomics on it."""
     return polls_memory(kernel) or any(
@@ -37,13 +45,17 @@ def meets_others(kernel: Kernel) -> bool:
 
 
 def first_poll(kernels: Mapping[str, Kernel]) -> tuple[str | None, Instruction | None]:
-    """The first load of a polling loop of any of the kernels, and whose it is."""
+    """The first load of a polling loop of any of the kernels, or the first atomic, and whose it is."""
     for name, kernel in kernels.items():
         for _, region in _loops(kernel):
             for block in region:
                 for item in block.instructions:
                     if item.opcode in ("ld", "ldu", "atom"):
                         return name, item
+    for name, kernel in kernels.items():
+        for item in kernel.instructions:
+            if item.opcode == "atom" and not any(m.startswith("shared") for m in item.modifiers):
+                return name, item
     return None, None
 
 

@@ -51,5 +51,13 @@ def schedules(launches: Sequence[KernelLaunch]) -> list[Schedule]:
     return found
 
 
+def ahead(launches: Sequence[KernelLaunch]) -> Schedule:
+    """The schedule in which the first CTA, or the first warp of the only one, runs before all others."""
+    several = any(_product(x.grid) > 1 for x in launches)
+    return Schedule(
+        Adversary(starved=Starved(Unit.CTA if several else Unit.WARP, 0, ahead=True), overlap=True)
+    )
+
+
 def _product(extent: tuple[int, int, int]) -> int:
     return extent[0] * extent[1] * extent[2]
