@@ -19,7 +19,7 @@ import torch
 
 from . import glue, ops
 from .contracts import Shape, infer, storage_shape
-from .device import current_arch
+from .device import current_arch, enabled
 from .dispatch import Decision, Request, decide
 from .explaining import with_machine
 from .table import table
@@ -104,7 +104,8 @@ class _Real:
         return ops.run(op, tensors, **given)
 
     def has_kernel(self, op: str, tensors: Tensors, given: Mapping[str, int]) -> bool:
-        return _decide(op, tensors, given).kernel is not None
+        decision = _decide(op, tensors, given)
+        return decision.kernel is not None and enabled(op, decision.batch).met
 
     def part(self, step: str) -> None:
         """A part without an op; nothing to note."""
