@@ -126,7 +126,7 @@ def _template_sections(built: Built) -> list[Section]:
         runs = sum(len(k["generators"]) for k in mine)
         references = {k["workload"]: k["standard_s"] * len(k["generators"]) for k in mine}
         estimate = round(6 + 0.15 * runs + sum(references.values()), 1)
-        found.append(Section(f"numerics/{op}", f"numerics: {op}", estimate, 90, "torch"))
+        found.append(Section(f"numerics/{op}", f"numerics: {op}", estimate, 120, "torch"))
     for op in ops:
         timed = [k for k in built.kernels if k["op"] == op and k["predicted"] is not None]
         if timed:

@@ -144,9 +144,10 @@ def in_child(folder: Path) -> Callable[[Section, float], Result]:
                 try:
                     code: int | None = child.wait(limit_s)
                 except subprocess.TimeoutExpired:
+                    code = None
+                finally:  # also where this process is asked to end
                     child.kill()
                     child.wait()
-                    code = None
             found = _read(target)
             said = log.read_text(errors="replace").strip().splitlines()
         seconds = time.monotonic() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ def run_all(folder: Path, to: Path, seconds: float | None, started: float) -> in
     if info.arch != built["arch"]:
         print(f"the cubins are for {built['arch']}, {info.name} is {info.arch}; nothing was run")
         return 2
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False)
     deadline = (seconds or conduct.DEADLINE_S) - (time.monotonic() - started)
 

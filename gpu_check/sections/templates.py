@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,24 @@ from gpu_check.compare import compare
 from gpu_check.family import Part
 from workbench.devices.cuda import CudaDevice
 from workbench.devices.measure import inputs
-from workbench.devices.model import Bytes, Device, DeviceError, Kernel, Slot, execute, launch_from_json
-from workbench.devices.timing import TimingOptions, time_kernel
+from workbench.devices.model import (
+    Bytes,
+    Device,
+    DeviceError,
+    Kernel,
+    Slot,
+    execute,
+    hold,
+    launch_from_json,
+    place,
+)
+from workbench.devices.timing import Timing, TimingOptions, time_loaded
 
+METHODS = (
+    TimingOptions(method="events", l2="flushed", warmup=20, time_limit=10.0),
+    TimingOptions(method="graph", l2="flushed", warmup=20, time_limit=10.0),
+    TimingOptions(method="graph", l2="warm", warmup=20, time_limit=10.0),
+)
 _FORMATS = {"bf16": "bf16", "f16": "f16", "f32": "f32", "f64": "f64"}
 
 
@@ -52,26 +67,28 @@ def numerics(folder: Path, device: Device, op_name: str) -> Iterator[dict[str, A
             axes = same[0]["axes"]
             given = inputs(op, axes, generator)
             standard = _standard(op, axes, given)
-            for e in same:
-                kernel = load(folder, e)
-                record: dict[str, Any] = {
-                    "record": "numerics", "op": op_name, "kernel": e["title"], "generator": generator,
-                }  # fmt: skip
-                try:
-                    first, second = execute(device, kernel, given, repeats=2)
-                except DeviceError as error:
-                    yield {**record, "passed": False, "why": str(error)}
-                    if device.info.kind == "cuda":
-                        raise
-                    continue
-                yield (
-                    record
-                    | _judged(op, axes, standard, first)
-                    | {
-                        "repeatable": all((first[n] == second[n]).all() for n in first),
-                        "simulator": _against_simulator(folder, e, generator, given, first),
+            with device.scope():
+                held = hold(device, load(folder, same[0]), given)
+                for e in same:
+                    record = {
+                        "record": "numerics",
+                        "op": op_name,
+                        "kernel": e["title"],
+                        "generator": generator,
                     }
-                )
+                    try:
+                        first, second = execute(device, load(folder, e), given, repeats=2, held=held)
+                    except DeviceError as error:
+                        yield {**record, "passed": False, "why": str(error)}
+                        raise
+                    yield (
+                        record
+                        | _judged(op, axes, standard, first)
+                        | {
+                            "repeatable": all((first[n] == second[n]).all() for n in first),
+                            "simulator": _against_simulator(folder, e, generator, given, first),
+                        }
+                    )
 
 
 def _op(folder: Path, name: str) -> Any:
@@ -143,37 +160,49 @@ def _against_simulator(
 def timing(folder: Path, device: CudaDevice, op_name: str, samples: int = 200) -> Iterator[dict[str, Any]]:
     """One record a kernel at a real size: measured by both methods, predicted beside it."""
     op = _op(folder, op_name)
-    held: tuple[str, dict[str, Bytes]] | None = None
-    for e in kernels(folder):
-        if e["op"] != op_name or e["predicted"] is None:
-            continue
-        if held is None or held[0] != e["workload"]:
-            held = (e["workload"], inputs(op, e["axes"]))
-        kernel = load(folder, e)
-        kept = ("op", "workload", "template", "knobs", "predicted")
-        record: dict[str, Any] = {name: e[name] for name in kept}
-        record |= {
-            "record": "timing",
-            "kernel": e["title"],
-            "launches": len(kernel.launches),
-            "measured": {},
-        }
-        for method, l2 in (("events", "flushed"), ("graph", "flushed"), ("graph", "warm")):
-            options = TimingOptions(method=method, l2=l2, samples=samples, warmup=20, time_limit=10.0)  # type: ignore[arg-type]
-            started = time.monotonic()
+    mine = [e for e in kernels(folder) if e["op"] == op_name and e["predicted"] is not None]
+    for workload in dict.fromkeys(e["workload"] for e in mine):
+        same = [e for e in mine if e["workload"] == workload]
+        given = inputs(op, same[0]["axes"])
+        with device.scope():
+            held = hold(device, load(folder, same[0]), given)
+            for e in same:
+                yield _timed(device, load(folder, e), e, given, held, samples)
+
+
+def _timed(
+    device: CudaDevice,
+    kernel: Kernel,
+    entry: Mapping[str, Any],
+    given: Mapping[str, Bytes],
+    held: Mapping[str, int],
+    samples: int,
+) -> dict[str, Any]:
+    kept = ("op", "workload", "template", "knobs", "predicted")
+    record: dict[str, Any] = {name: entry[name] for name in kept}
+    record |= {"record": "timing", "kernel": entry["title"], "launches": len(kernel.launches), "measured": {}}
+    with device.scope():
+        addresses = place(device, kernel, given, held=held)
+        loaded = device.load(kernel)
+        for method in METHODS:
+            name = f"{method.method}, {method.l2}"
             try:
-                t = time_kernel(device, kernel, held[1], options)
+                options = dataclasses.replace(method, samples=samples)
+                taken = time_loaded(device, kernel.name, loaded, addresses, options)
+                record["measured"][name] = _measured(taken)
             except DeviceError as error:
-                record["measured"][f"{method}, {l2}"] = {"failed": str(error)}
-                continue
-            record["measured"][f"{method}, {l2}"] = {
-                "median_us": t.median_us,
-                "min_us": t.min_us,
-                "p10_us": t.quantile_us(0.1),
-                "p90_us": t.quantile_us(0.9),
-                "host_us": t.host_us,
-                "premises": t.premises,
-                "samples_us": [round(s, 3) for s in t.samples_us],
-                "seconds": round(time.monotonic() - started, 2),
-            }
-        yield record
+                record["measured"][name] = {"failed": str(error)}
+        loaded.unload()
+    return record
+
+
+def _measured(t: Timing) -> dict[str, Any]:
+    return {
+        "median_us": t.median_us,
+        "min_us": t.min_us,
+        "p10_us": t.quantile_us(0.1),
+        "p90_us": t.quantile_us(0.9),
+        "host_us": t.host_us,
+        "premises": t.premises,
+        "samples_us": [round(s, 3) for s in t.samples_us],
+    }

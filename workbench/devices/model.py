@@ -20,6 +20,8 @@ from workbench.errors import WorkbenchError
 Bytes = npt.NDArray[np.uint8]
 INPUT_ROLES = frozenset({"weight", "activation", "state", "metadata"})
 """Roles of buffers whose content is given before the first launch."""
+IMMUTABLE_ROLES = frozenset({"weight", "activation", "metadata"})
+"""Roles of inputs that no kernel writes."""
 ZERO_ROLES = frozenset({"flag"})
 """Roles of buffers that are zero before the first launch."""
 
@@ -158,7 +160,27 @@ class Device(Protocol):
         ...
 
 
-def place(device: Device, kernel: Kernel, given: Mapping[str, Bytes], poison: int = 0xFF) -> dict[str, int]:
+def hold(device: Device, kernel: Kernel, given: Mapping[str, Bytes]) -> dict[str, int]:
+    """Put the inputs that no kernel writes in place, for several kernels of one op; their addresses.
+
+    Raises:
+        DeviceError: if a content is missing or has the wrong size, or memory runs out.
+    """
+    addresses = {}
+    for slot in kernel.slots:
+        if slot.role in IMMUTABLE_ROLES:
+            addresses[slot.name] = device.allocate(slot.nbytes, slot.name, writable=False)
+            device.write(addresses[slot.name], _content(kernel, slot, given))
+    return addresses
+
+
+def place(
+    device: Device,
+    kernel: Kernel,
+    given: Mapping[str, Bytes],
+    poison: int = 0xFF,
+    held: Mapping[str, int] | None = None,
+) -> dict[str, int]:
     """Allocate a kernel's buffers and set them up as before its first launch; returns their addresses.
 
     Args:
@@ -166,15 +188,17 @@ def place(device: Device, kernel: Kernel, given: Mapping[str, Bytes], poison: in
         kernel: whose buffers.
         given: contents of weights, activations, states and metadata.
         poison: byte that outputs and scratch are filled with.
+        held: addresses of inputs that are in place already.
 
     Raises:
         DeviceError: if a content is missing or has the wrong size, or memory runs out.
     """
-    addresses = {}
+    addresses = dict(held or {})
     for slot in kernel.slots:
-        writable = slot.role not in ("weight", "activation", "metadata")
-        addresses[slot.name] = device.allocate(slot.nbytes, slot.name, writable)
-    reset(device, kernel, addresses, given, poison)
+        if slot.name not in addresses:
+            writable = slot.role not in IMMUTABLE_ROLES
+            addresses[slot.name] = device.allocate(slot.nbytes, slot.name, writable)
+    reset(device, kernel, addresses, given, poison, frozenset(held or ()))
     return addresses
 
 
@@ -184,42 +208,52 @@ def reset(
     addresses: Mapping[str, int],
     given: Mapping[str, Bytes],
     poison: int = 0xFF,
-    only_written: bool = False,
+    held: frozenset[str] = frozenset(),
 ) -> None:
-    """Set buffers up again as before the first launch; with `only_written` those that a kernel may write."""
+    """Set buffers up as before the first launch, but for those that are `held`."""
     for slot in kernel.slots:
         address = addresses[slot.name]
+        if slot.name in held:
+            continue
         if slot.role in INPUT_ROLES:
-            if only_written and slot.role != "state":
-                continue
-            if slot.name not in given:
-                raise DeviceError(f"{kernel.name}: nothing is given for the buffer {slot.name}")
-            data = given[slot.name]
-            if data.nbytes != slot.nbytes:
-                raise DeviceError(
-                    f"{kernel.name}: {slot.name} has {slot.nbytes} bytes, {data.nbytes} are given"
-                )
-            device.write(address, data)
+            device.write(address, _content(kernel, slot, given))
         else:
             zero = slot.zeroed or slot.role in ZERO_ROLES
             device.fill(address, slot.nbytes, 0 if zero else poison)
 
 
+def _content(kernel: Kernel, slot: Slot, given: Mapping[str, Bytes]) -> Bytes:
+    if slot.name not in given:
+        raise DeviceError(f"{kernel.name}: nothing is given for the buffer {slot.name}")
+    data = given[slot.name]
+    if data.nbytes != slot.nbytes:
+        raise DeviceError(f"{kernel.name}: {slot.name} has {slot.nbytes} bytes, {data.nbytes} are given")
+    return data
+
+
 def execute(
-    device: Device, kernel: Kernel, given: Mapping[str, Bytes], poison: int = 0xFF, repeats: int = 1
+    device: Device,
+    kernel: Kernel,
+    given: Mapping[str, Bytes],
+    poison: int = 0xFF,
+    repeats: int = 1,
+    held: Mapping[str, int] | None = None,
 ) -> list[dict[str, Bytes]]:
     """Run a kernel on inputs, `repeats` times from the same start; outputs and states of each run.
+
+    `held` has the addresses of inputs that `hold` put in place.
 
     Raises:
         DeviceError: if the device does not take or run the kernel.
     """
     with device.scope():
-        addresses = place(device, kernel, given, poison)
+        addresses = place(device, kernel, given, poison, held)
+        unwritten = frozenset(s.name for s in kernel.slots if s.role in IMMUTABLE_ROLES)
         loaded = device.load(kernel)
         results = []
         for n in range(repeats):
             if n:
-                reset(device, kernel, addresses, given, poison, only_written=True)
+                reset(device, kernel, addresses, given, poison, unwritten)
             device.run(loaded, addresses)
             results.append(
                 {
