@@ -56,6 +56,8 @@ _CALL_CLOBBERS = tuple(f"R{n}" for n in range(24))
 _BLOCK_DIM = {0x380: 0x360, 0x210: 0x0, 0x160: 0x0}
 # Where bank 0 holds the generic address of the parameter block (kernels take tensor maps' addresses from it).
 _BLOCK_ADDRESS = {0x380: 0x348, 0x210: 0x198}
+# Where bank 0 says whether the grid was launched in clusters (read before each cluster barrier).
+_CLUSTERED = {0x380: 0x36C, 0x210: 0x140}
 _WIDTH = 32
 _MOST_PLACES = 32
 """Different offsets of one indexed constant load that are told apart."""
@@ -72,7 +74,18 @@ class SassValues:
         threads: Threads,
         parameters: ParameterBlock,
         parameter_base: int,
+        clustered: bool = False,
     ) -> None:
+        """Solve a function.
+
+        Args:
+            graph: its control flow.
+            threads: of one CTA.
+            parameters: what is known of the kernel's parameters.
+            parameter_base: where they start in constant bank 0.
+            clustered: the grid is known to be launched in clusters of several CTAs.
+        """
+        self._clustered = clustered
         self.graph, self.threads, self.parameters, self.base = graph, threads, parameters, parameter_base
         self._clobbers: dict[int, tuple[str, ...]] = {}
         self._shapes = shapes(graph)
@@ -212,6 +225,8 @@ class SassValues:
         extents = _BLOCK_DIM.get(self.base)
         if extents is not None and offset - extents in (0, 4, 8):
             return Value(self.threads.full(self.threads.block[(offset - extents) // 4]))
+        if self._clustered and offset == _CLUSTERED.get(self.base):
+            return Value(self.threads.full(1))
         return UNKNOWN
 
     # -- results ---------------------------------------------------------------------------------

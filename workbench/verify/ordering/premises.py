@@ -11,17 +11,26 @@ from workbench.ops.model import Role
 from workbench.verify.ordering.binding import Launch
 
 
-def assumptions(launches: Sequence[Launch], target: str) -> tuple[str, ...]:
+def assumptions(launches: Sequence[Launch], target: str, has_ptx: bool = True) -> tuple[str, ...]:
     """What is assumed of the launches of a kernel, each thing once.
 
     Args:
         launches: as the contract or the artifact has them.
         target: architecture, such as `sm_103a`.
+        has_ptx: the audit has the PTX too.
     """
     found = dict.fromkeys(text for launch in launches for text in _of(launch))
     if target.startswith("sm_103"):
         found["the device is a GB300: at most 160 multiprocessors, 228 KiB of shared memory each"] = None
+    if not has_ptx:
+        found[_SASS_ALONE] = None
     return tuple(found)
+
+
+_SASS_ALONE = (
+    "the SASS alone was audited, which shows no phases of mbarriers, no groups of copies, no reuse of shared "
+    "memory and no races: give the PTX beside it for those"
+)
 
 
 def _of(launch: Launch) -> list[str]:

@@ -248,7 +248,8 @@ class SassView:
         """Evaluate a function; `base` is where parameters start in constant bank 0."""
         threads = Threads(launch.block)
         graph = build_sass(function)
-        values = SassValues(graph, threads, launch.parameter_block(layout), base)
+        x, y, z = launch.cluster or (1, 1, 1)
+        values = SassValues(graph, threads, launch.parameter_block(layout), base, x * y * z > 1)
         program = sass_program(graph, values, function)
         analysis = Analysis(program, solve(program), launch, layout)
         return SassView(function, graph, values, analysis, ptx, static_smem)
