@@ -65,6 +65,9 @@ def test_every_number_has_its_premises(evidence: Evidence) -> None:
     (entry,) = bundles.read_manifest(evidence.members).kernels
     (figure,) = entry.figures
     assert figure.kind == "predicted" and figure.samples == 0
+    (shown,) = check_bundle(evidence.path).kernels
+    assert shown.rests_on["seed"] == "3" and len(shown.rests_on["verifier"]) == 64
+    assert "torch" in shown.rests_on["libraries"]
     for name in (
         "machine",
         "machine_hash",

@@ -96,7 +96,7 @@ def test_a_bundle_is_repeated_in_another_folder_without_a_gpu(
     assert any("compiling" in line for line in said) and any("verifying" in line for line in said)
     text = run_markdown(document)
     assert (
-        document.sha256 in text and "timing not repeated" in text and "workbench evidence run b.tar" in text
+        document.sha256 in text and "Timing not repeated" in text and "workbench evidence run b.tar" in text
     )
 
 
@@ -381,7 +381,7 @@ def test_a_measured_time_without_a_gpu_is_undecided_and_said(
     assert document.verdict is Verdict.UNKNOWN and statuses(document, "not repeated") == {"measured time"}
     assert of(document, "measured time").stated == "3.000 us, median of 3 on GB300, L2 flushed"
     assert document.timing.startswith("timing not repeated, everything else was")
-    assert document.timing.endswith("the bundle states 1 measured times")
+    assert document.timing.endswith("the bundle states 1 measured time")
 
 
 @pytest.mark.usefixtures("verified")

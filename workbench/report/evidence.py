@@ -45,8 +45,9 @@ class EvidenceKernel(Document):
     """Undecided checks that a person accepted."""
     waivers: tuple[EvidenceWaiver, ...]
     """Of single findings."""
-    seed: int | None
-    """Of the verification; null where the export did not record it."""
+    rests_on: dict[str, str]
+    """Premises of the figures of its checks: seed, contract, verifier, workbench, libraries. Empty where the
+    export did not record them."""
     toolchain: str
     hashes: dict[str, str]
     """SHA-256 of source, PTX, cubin and SASS."""

@@ -75,15 +75,15 @@ def run_markdown(document: EvidenceRunDocument) -> str:
     loud = [p for p in results if p.status != "agree"]
     parts = [
         f"### Evidence repeated: {document.verdict.value}",
-        f"Bundle {code(_name(document.bundle))}, SHA-256 `{document.sha256}`. {_counts(document)}"
-        f" {plain(document.timing)}.",
+        f"Bundle {code(_name(document.bundle))}, SHA-256 `{document.sha256}`.",
+        f"{_counts(document)} {plain(document.timing[:1].upper() + document.timing[1:])}.",
         *_kernels(document.kernels),
     ]
     if loud:
         parts.append(_points(loud))
     differing = [p for p in premises if p.status != "agree"]
     if differing:
-        parts += ["Premises that differ here:", _points(differing)]
+        parts += ["Premises that differ here, or that are stated on one side alone:", _points(differing)]
     parts += [
         "<details><summary>every point</summary>",
         _points(document.points),
@@ -182,9 +182,12 @@ def _kernels(kernels: Sequence[EvidenceKernel]) -> list[str]:
         parts.append(table(("kernel", "waived finding", "person", "reason"), said))
     parts.append("<details><summary>premises and hashes</summary>")
     for k in kernels:
-        seed = "not recorded" if k.seed is None else k.seed
-        parts.append(f"{code(k.key)}: {plain(k.toolchain)}; seed of the verification {seed}.")
+        parts.append(f"{code(k.key)}: {plain(k.toolchain)}.")
         parts.append(table(("", "SHA-256"), [(name, code(h)) for name, h in k.hashes.items()]))
+        if k.rests_on:
+            parts.append(table(("the checks rest on", ""), [(n, code(v)) for n, v in k.rests_on.items()]))
+        else:
+            parts.append("What the checks rest on was not recorded when the kernel was exported.")
         for f in k.figures:
             parts.append(
                 f"{f.us:.3f} us {f.kind}" + (f", median of {f.samples} samples" if f.samples else "") + ":"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workbench.export.evidence.bundle import BundleManifest, KernelEntry
+from workbench.export.provenance import Provenance
 from workbench.report.evidence import EvidenceFigure, EvidenceKernel, EvidenceWaiver
 from workbench.report.evidence_text import bundle_markdown
 
@@ -34,7 +35,7 @@ def kernel_document(entry: KernelEntry) -> EvidenceKernel:
         waivers=tuple(
             EvidenceWaiver(finding=w.finding, person=w.person, reason=w.reason) for w in entry.waivers
         ),
-        seed=entry.provenance.seed if entry.provenance is not None else None,
+        rests_on=_premises(entry.provenance) if entry.provenance is not None else {},
         toolchain=f"CuTe DSL {t.dsl} (CUDA {t.flavour}), PTX ISA {t.ptx_isa}, ptxas {t.ptxas} "
         f"{' '.join(t.ptxas_flags)}".strip(),
         hashes={name: h for name, h in hashes.items() if h is not None},
@@ -43,6 +44,18 @@ def kernel_document(entry: KernelEntry) -> EvidenceKernel:
             for f in entry.figures
         ),
     )
+
+
+def _premises(p: Provenance) -> dict[str, str]:
+    return {
+        "seed": str(p.seed),
+        "contract": p.op_hash,
+        "tolerances": p.tolerance_hash,
+        "verifier": p.verifier_hash,
+        "workbench": f"{p.workbench} {p.workbench_hash}",
+        "libraries": ", ".join(f"{name} {version}" for name, version in sorted(p.libraries.items())),
+        "machine": f"{p.machine}, Python {p.python}",
+    }
 
 
 def readme(manifest: BundleManifest) -> bytes:

@@ -316,7 +316,7 @@ class _Rerun:
 
 def _timing_line(kernels: Collection[BundledKernel], gpu: Gpu, points: Collection[EvidencePoint]) -> str:
     stated = sum(k.timing is not None for k in kernels)
-    claims = f"the bundle states {stated} measured times" if stated else "the bundle states no measured time"
+    claims = f"the bundle states {stated or 'no'} measured time{'s' if stated > 1 else ''}"
     fitting = sum(k.entry.arch == gpu.arch for k in kernels)
     if gpu.take is not None and fitting:
         return f"timing repeated on {gpu.name} for {fitting} of {len(kernels)} kernels; {claims}"
