@@ -28,8 +28,9 @@ FORMAT = 1
 _HERE = Path(__file__).resolve().parent
 _WORKBENCH = Path(workbench.__file__).resolve().parent
 _CODE = (
-    "__init__.py", "compare.py", "conduct.py", "family.py", "report.py", "running.py", "sections/__init__.py",
-    "sections/instructions.py", "sections/ordering.py", "sections/overhead.py", "sections/templates.py",
+    "__init__.py", "compare.py", "conduct.py", "family.py", "machine.py", "report.py", "running.py",
+    "sections/__init__.py", "sections/instructions.py", "sections/ordering.py", "sections/overhead.py",
+    "sections/templates.py",
 )  # fmt: skip
 """Of this package; the rest is the build's."""
 _MODULES = ("__init__.py", "errors.py", "expressions.py", "workspace.py", "devices/*.py", "ops/*.py")
@@ -97,8 +98,8 @@ def _fill(workspace: Workspace, out: Path, say: Say, choice: Choice) -> dict[str
     built = build_templates(workspace, out / "templates", say, choice)
     sections += _template_sections(built)
     if _module(workspace, out, built, say):
-        sections.append(Section("overhead/package", "host time of a call: the package's op", 12, 60, "torch"))
-        sections.append(Section("package", "the exported package by its contracts", 15, 60, "torch"))
+        sections.append(Section("overhead/package", "host time of a call: the package's op", 12, 60))
+        sections.append(Section("package", "the exported package by its contracts", 15, 60))
     used = opcodes(built)
     plan = {
         "format": FORMAT,
@@ -126,11 +127,11 @@ def _template_sections(built: Built) -> list[Section]:
         runs = sum(len(k["generators"]) for k in mine)
         references = {k["workload"]: k["standard_s"] * len(k["generators"]) for k in mine}
         estimate = round(6 + 0.15 * runs + sum(references.values()), 1)
-        found.append(Section(f"numerics/{op}", f"numerics: {op}", estimate, 120, "torch"))
+        found.append(Section(f"numerics/{op}", f"numerics: {op}", estimate, 120))
     for op in ops:
         timed = [k for k in built.kernels if k["op"] == op and k["predicted"] is not None]
         if timed:
-            found.append(Section(f"timing/{op}", f"measured time: {op}", 4 + 1.5 * len(timed), 60, "torch"))
+            found.append(Section(f"timing/{op}", f"measured time: {op}", 4 + 1.5 * len(timed), 60))
     if any(not k["real"] for k in built.kernels):
         found.append(Section("overhead/launcher", "host time of a call: the launcher", 4, 30))
     return found

@@ -56,7 +56,8 @@ def compare(part: Part, simulated: Bytes, hardware: Bytes) -> Difference:
         width = dtype.itemsize * 2
         example = f"element {i}: simulated 0x{int(want[i]):0{width}x}, hardware 0x{int(got[i]):0{width}x}"
     if part.format not in _FLOATS or not count:
-        return Difference(part.name, want.size, count, 0, None, count, part.exact, part.bound, example)
+        beyond = count if part.exact else 0
+        return Difference(part.name, want.size, count, 0, None, beyond, part.exact, part.bound, example)
     nan = bad & _is_nan(want, part.format) & _is_nan(got, part.format)
     distance = _ulp(want, got, part.format)
     numbers = bad & ~_is_nan(want, part.format) & ~_is_nan(got, part.format)

@@ -38,8 +38,6 @@ class Section:
     """What it is expected to take on an H200; it is not begun with less time left."""
     limit_s: float
     """When it is ended."""
-    needs: str = "device"
-    """`device`, or `torch` where torch must see the device too."""
 
 
 @dataclass

@@ -73,6 +73,12 @@ def show(console: Console, results: Sequence[Result], machine: dict[str, Any], b
         f" cubins by ptxas {built['ptxas']}, arch {built['arch']}"
     )
     _sections(console, results)
+    refused = len(built["not_on_this_arch"])
+    console.print(
+        f"built: {refused} forms that the simulator knows are not on {built['arch']};"
+        f" {len(built['templates_not_built'])} settings of templates do not build for it; instructions of the"
+        f" templates that no family exercises: {', '.join(built['uncovered']) or 'none'}"
+    )
     every = [(r, x) for r in results for x in r.records]
     _families(console, [x for _, x in every if x["record"] == "family"])
     _numerics(console, [x for _, x in every if x["record"] == "numerics"])

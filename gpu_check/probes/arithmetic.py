@@ -43,6 +43,8 @@ def builders(wanted: Collection[str] | None = None) -> Iterator[Builder]:
         if builder is not None:
             for text in _texts(form):
                 _add(builder, form, text)
+            if _range(form.text, form.operand_types[-1], 1) == "nonzero":
+                _add(builder, form, form.text, by_zero=True)
     yield from made.values()
 
 
@@ -85,7 +87,7 @@ def _register(kind: str, name: str) -> str:
     return f"%{ {8: 'r', 16: 'h', 32: 'r', 64: 'd'}[WIDTH[kind]] }{name}"
 
 
-def _add(builder: Builder, form: Form, text: str) -> None:
+def _add(builder: Builder, form: Form, text: str, by_zero: bool = False) -> None:
     opcode, rest = text.split(" ", 1)
     destination, *sources = [o.strip() for o in rest.split(",")]
     letters = [s for s in sources if re.fullmatch(r"[a-e]", s)]
@@ -98,7 +100,8 @@ def _add(builder: Builder, form: Form, text: str) -> None:
     body = []
     takes = []
     for n, (letter, kind) in enumerate(zip(letters, types, strict=True)):
-        takes.append(_input(builder, kind, n))
+        within = "zero" if by_zero and n else _range(opcode, kind, n)
+        takes.append(_input(builder, kind, n, within))
         body.append(_load(kind, takes[-1], n))
         places[letter] = f"%p{n + 1}" if kind == "pred" else _register(kind, str(n + 10))
     if carry is not None:
@@ -130,6 +133,7 @@ def _add(builder: Builder, form: Form, text: str) -> None:
         (fmt, count * (2 if kind.endswith("x2") and fmt in _FORMAT.values() else 1)) for fmt, kind in outputs
     ]
     label = text if any(c.isdigit() for s in sources for c in s) else opcode
+    label += " by zero" if by_zero else ""
     names = [
         label,
         *(f"{label} ({'carry' if semantics.carry_out else 'second result'})",) * (len(counted) - 1),
@@ -144,8 +148,8 @@ def _add(builder: Builder, form: Form, text: str) -> None:
         block=_BLOCK,
         covers=(opcode,),
         part={
-            "exact": semantics.exact,
-            "bound": _bound(form),
+            "exact": semantics.exact and not by_zero,
+            "bound": "the ISA leaves it open" if by_zero else _bound(form),
             "ulp": semantics.tolerance_ulp,
             "relative": semantics.tolerance_relative,
             "absolute": semantics.tolerance_absolute,
@@ -153,10 +157,22 @@ def _add(builder: Builder, form: Form, text: str) -> None:
     )
 
 
-def _input(builder: Builder, kind: str, position: int) -> str:
-    name = f"{kind}_{position}"
+def _range(opcode: str, kind: str, position: int) -> str:
+    """Which operands of its type an instruction is defined for; empty if all."""
+    first = opcode.split(".")[0]
+    if first in ("sin", "cos"):
+        return "angle"  # the ISA's bound is for -pi to pi
+    if first in ("div", "rem") and kind[0] in "us" and position == 1:
+        return "nonzero"
+    if first == "fns" and position:
+        return "lane" if position == 1 else "near"
+    return ""
+
+
+def _input(builder: Builder, kind: str, position: int, within: str = "") -> str:
+    name = f"{within or 'any'}_{kind}_{position}"
     if name not in builder.inputs:
-        builder.give(name, operands(kind, position, COUNT))
+        builder.give(name, operands(kind, position, COUNT, within))
     return name
 
 

@@ -15,8 +15,31 @@ WIDTH = {
 _FLOATS = {"f16": (16, 5), "bf16": (16, 8), "f32": (32, 8), "tf32": (32, 8), "f64": (64, 11)}
 
 
-def operands(kind: str, position: int, count: int) -> Any:
-    """`count` codes of a type; the same for the same arguments."""
+def operands(kind: str, position: int, count: int, within: str = "") -> Any:
+    """`count` codes of a type; the same for the same arguments.
+
+    Args:
+        kind: PTX type.
+        position: of the operand; tells equal types apart.
+        count: how many.
+        within: `zero`, `nonzero`, `angle` (-pi to pi), `lane` (0 to 31), `near` (-40 to 40), or empty for all.
+    """
+    codes = _all(kind, position, count)
+    if within == "zero":
+        return np.zeros_like(codes)
+    if within == "nonzero":
+        return np.where(codes == 0, codes.dtype.type(3), codes)
+    if within == "lane":
+        return codes & codes.dtype.type(31)
+    if within in ("angle", "near"):
+        rng = np.random.default_rng([position, *within.encode()])
+        if within == "near":
+            return rng.integers(-40, 41, count, np.int32).view(np.uint32)
+        return (rng.uniform(-3.14159, 3.14159, count).astype(np.float32)).view(np.uint32)
+    return codes
+
+
+def _all(kind: str, position: int, count: int) -> Any:
     rng = np.random.default_rng([position, *kind.encode()])
     base = kind.removesuffix("x2")
     if kind == "pred":

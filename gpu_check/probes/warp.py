@@ -84,10 +84,16 @@ def _warp() -> Builder:
                 block=_THREADS,
                 covers=(f"redux.sync.{op}.{kind}",),
             )
-    add(
+    b.entry(
         "elect.sync",
-        "elect.sync %r9|%p1, 0xffffffff;\nselp.u32 %r5, 256, 0, %p1;\nadd.u32 %r9, %r9, %r5;",
+        "elect.sync %r9|%p1, 0xffffffff;\nselp.u32 %r5, 256, 0, %p1;\nadd.u32 %r9, %r9, %r5;\n"
+        f"{_SLOT}\nst.global.b32 [%d2], %r9;",
         (),
+        [("u32", _COUNT)],
+        grid=_GRID,
+        block=_THREADS,
+        covers=("elect.sync",),
+        part={"exact": False, "bound": "which lane is elected is the hardware's choice"},
     )
     add(
         "bar.warp.sync",

@@ -47,18 +47,18 @@ def launcher(folder: Path, device: CudaDevice, calls: int = 2000) -> Iterator[di
         }
 
 
-def package(folder: Path, calls: int = 2000) -> Iterator[dict[str, Any]]:
-    """The exported package's op on CUDA tensors, and torch's own cheapest op beside it."""
+def package(folder: Path, calls: int = 2000, where: str = "cuda") -> Iterator[dict[str, Any]]:
+    """The exported package's op on CUDA tensors, and torch's own cheapest op beside it.
+
+    `where` is the device of the tensors; a test without a GPU says `cpu`.
+    """
     import torch
 
-    if not torch.cuda.is_available():
-        raise NotHereError(f"torch {torch.__version__} sees no CUDA device")
-    sys.path.insert(0, str(folder / "module"))
-    k3 = importlib.import_module("k3_decode")
-    arch = importlib.import_module("k3_decode.device").current_arch()
-    x = torch.zeros(64, dtype=torch.bfloat16, device="cuda")
+    k3, wait = _package(folder, where)
+    arch = k3.ops.pretended_arch or importlib.import_module("k3_decode.device").current_arch()
+    x = torch.zeros(64, dtype=torch.bfloat16, device=where)
     y = torch.empty_like(x)
-    took = _timed(lambda: torch.add(x, x, out=y), torch.cuda.synchronize, calls)
+    took = _timed(lambda: torch.add(x, x, out=y), wait, calls)
     yield {
         "record": "overhead",
         "what": f"torch.add, out given (torch {torch.__version__}), for scale",
@@ -67,11 +67,11 @@ def package(folder: Path, calls: int = 2000) -> Iterator[dict[str, Any]]:
     for kernel in k3.table().kernels:
         if kernel.arch != arch:
             continue
-        tensors, given = _tensors(k3, kernel)
+        tensors, given = _tensors(k3, kernel, where)
         call = getattr(torch.ops.k3_decode, kernel.op)
         call(*tensors.values(), *given)
         before = k3.counts()
-        took = _timed(lambda: call(*tensors.values(), *given), torch.cuda.synchronize, calls)  # noqa: B023
+        took = _timed(lambda: call(*tensors.values(), *given), wait, calls)  # noqa: B023
         after = k3.counts()
         answered = after.kernels.get((kernel.op, kernel.key), 0) - before.kernels.get(
             (kernel.op, kernel.key), 0
@@ -82,23 +82,32 @@ def package(folder: Path, calls: int = 2000) -> Iterator[dict[str, Any]]:
         yield {"record": "overhead", "what": f"torch.ops.k3_decode.{kernel.op} ({kernel.workload})", **took}
 
 
-def judged(folder: Path) -> Iterator[dict[str, Any]]:
+def judged(folder: Path, where: str = "cuda") -> Iterator[dict[str, Any]]:
     """`python -m k3_decode --check`: the package's kernels by their contracts, a replayed graph by a call."""
     import torch
 
-    if not torch.cuda.is_available():
-        raise NotHereError(f"torch {torch.__version__} sees no CUDA device")
-    sys.path.insert(0, str(folder / "module"))
-    arch = importlib.import_module("k3_decode.device").current_arch()
+    k3, _ = _package(folder, where)
+    arch = k3.ops.pretended_arch or importlib.import_module("k3_decode.device").current_arch()
     check = importlib.import_module("k3_decode.check")
-    for r in check.check(torch.device("cuda"), arch):
+    for r in check.check(torch.device(where), arch):
         yield {
             "record": "package", "op": r.op, "kernel": r.kernel[:12], "batch": r.batch, "case": r.case,
             "buffer": r.buffer, "problem": r.problem,
         }  # fmt: skip
 
 
-def _tensors(k3: Any, kernel: Any) -> tuple[dict[str, Any], list[int]]:
+def _package(folder: Path, where: str) -> tuple[Any, Callable[[], Any]]:
+    """The package, and what waits for the device; raises NotHereError where torch sees none."""
+    import torch
+
+    if where == "cuda" and not torch.cuda.is_available():
+        raise NotHereError(f"torch {torch.__version__} sees no CUDA device")
+    sys.path.insert(0, str(folder / "module"))
+    wait = torch.cuda.synchronize if where == "cuda" else lambda: None
+    return importlib.import_module("k3_decode"), wait
+
+
+def _tensors(k3: Any, kernel: Any, where: str) -> tuple[dict[str, Any], list[int]]:
     import torch
 
     contracts = importlib.import_module("k3_decode.contracts")
@@ -106,7 +115,7 @@ def _tensors(k3: Any, kernel: Any) -> tuple[dict[str, Any], list[int]]:
     axes = {**kernel.axes, "B": kernel.batch}
     tensors = {
         b.name: torch.zeros(
-            contracts.storage_shape(b, axes), dtype=getattr(torch, b.torch_dtype), device="cuda"
+            contracts.storage_shape(b, axes), dtype=getattr(torch, b.torch_dtype), device=where
         )
         for b in op.buffers
     }

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpu_check.compare import compare
 from gpu_check.family import Part
+from gpu_check.machine import nvidia_smi
 from workbench.devices.cuda import CudaDevice
 from workbench.devices.measure import inputs
 from workbench.devices.model import (
@@ -168,6 +169,7 @@ def timing(folder: Path, device: CudaDevice, op_name: str, samples: int = 200) -
             held = hold(device, load(folder, same[0]), given)
             for e in same:
                 yield _timed(device, load(folder, e), e, given, held, samples)
+    yield {"record": "clocks", "op": op_name, "after_timing": nvidia_smi()}
 
 
 def _timed(

@@ -277,7 +277,66 @@ def test_a_missing_package_is_named(travelled: Path, stub: Path, tmp_path: Path)
     assert done.returncode == 2 and "cannot import rich, ml_dtypes" in done.stdout
 
 
+@pytest.mark.slow
+def test_every_instruction_of_every_template_is_exercised_by_a_family(tmp_path: Path) -> None:
+    choice = Choice(workloads=("small", "small_b1"), timed=(), varied=(), winners=())
+    plan = build(REPOSITORY, tmp_path / "all", say=lambda text: None, choice=choice)
+    built = plan["built"]
+    assert built["opcodes"] > 60 and built["uncovered"] == []
+    families = [s["name"] for s in plan["sections"] if s["name"].startswith("instructions/")]
+    assert len(families) == len(set(families)) == 18
+    # What the simulator knows and sm_90a does not: later formats and three-operand forms, nothing else.
+    assert built["not_on_this_arch"]
+    for form, why in built["not_on_this_arch"].items():
+        assert any(w in why for w in ("requires .target", "not supported on", "mismatch", "rguments")), (
+            form,
+            why,
+        )
+    templates_of = {
+        e["op"] for e in json.loads((tmp_path / "all/templates/templates.json").read_text())["kernels"]
+    }
+    assert templates_of == {op for op in REPOSITORY.op_names() if REPOSITORY.template_names(op)}
+
+
 def test_arrays_travel_as_npy(folder: Path) -> None:
     described, simulated_outputs = load(folder / "instructions" / "warp")
     assert set(simulated_outputs) == {"out"} and simulated_outputs["out"].dtype == np.uint8
     assert described.kernel.cubin[:4] == b"\x7fELF" and "redux.add.sync.u32" in described.covers
+
+
+PACKAGE = """
+import json, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+sys.path.insert(0, str(folder / "module"))
+import k3_decode.check
+from gpu_check.sections import overhead
+
+class Nothing:
+    def __init__(self, cubin, launches): pass
+    def run(self, addresses, stream, after_wait=False): pass
+
+k3_decode.runtime.make_program = Nothing
+k3_decode.ops.pretended_arch = "sm_90a"
+found = [*overhead.package(folder, calls=64, where="cpu"), *overhead.judged(folder, where="cpu")]
+print(json.dumps(found))
+"""
+
+
+def test_the_package_is_timed_and_judged_through_its_ops(travelled: Path) -> None:
+    """In a process of its own, since ops are registered once; kernels that do nothing answer on the CPU."""
+    done = subprocess.run(
+        [sys.executable, "-c", PACKAGE, str(travelled / "gpu-check")],
+        capture_output=True,
+        text=True,
+        cwd=travelled,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    overhead = [x for x in found if x["record"] == "overhead"]
+    assert [x["what"].split(" ")[0] for x in overhead] == ["torch.add,", "torch.ops.k3_decode.rmsnorm"]
+    assert all(x["calls"] == 64 and 0 < x["min_us"] <= x["median_us"] <= x["p90_us"] for x in overhead)
+    judged = [x for x in found if x["record"] == "package"]
+    assert judged and all(x["problem"] for x in judged), "kernels that do nothing are wrong"
