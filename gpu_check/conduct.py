@@ -182,7 +182,7 @@ def write_records(folder: Path, name: str, target: Path) -> int:
     with target.open("w") as stream:
         try:
             for record in records(folder, name, CudaDevice):
-                stream.write(json.dumps(record) + "\n")
+                stream.write(json.dumps(record, allow_nan=False) + "\n")
                 stream.flush()
         except NotHereError as e:
             print(e, file=sys.stderr)

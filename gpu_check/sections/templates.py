@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -126,7 +128,8 @@ def _judged(op: Any, axes: Mapping[str, int], standard: Any, out: Mapping[str, B
             op.tolerances[b.name],
             standard.honest[b.name],
         )
-        worst[b.name] = {"rms": c.errors.rms, "rms_limit": c.limits.rms, "exact": op.tolerances[b.name].exact}
+        rms = c.errors.rms if math.isfinite(c.errors.rms) else sys.float_info.max  # JSON has no infinity
+        worst[b.name] = {"rms": rms, "rms_limit": c.limits.rms, "exact": op.tolerances[b.name].exact}
         if not c.passed:
             why.append(f"{b.name} {c.reason}")
     return {"passed": not why, "why": "; ".join(why), "errors": worst}
