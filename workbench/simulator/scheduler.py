@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from workbench.findings import Severity
 from workbench.isa.ptx.model import Instruction, Operand, Reg
 from workbench.simulator.access import PARAM_WINDOW, BankedSpace, GlobalSpace, Site
 from workbench.simulator.adversary import Pick
@@ -457,6 +458,7 @@ class Chunk:
     def report(
         self, rule: str, item: Instruction | None, message: str, co: Cohort, bad: Array, *,
         other: Instruction | None = None, fix: str = "", buffer: str | None = None,
+        severity: Severity = Severity.ERROR,
     ) -> None:  # fmt: skip
         """Add a finding about the lanes `bad` (bool, broadcastable to the cohort's shape).
 
@@ -469,13 +471,15 @@ class Chunk:
             other: the second instruction of a pair.
             fix: what to do, if not what the rule says.
             buffer: the buffer concerned.
+            severity: how much it matters.
         """
         thread, count, _ = self._first(co, bad)
         if self.launch.tracer is not None:
             self.launch.tracer.finding(rule, item, co, self, bad)
         self.launch.log.add(
-            rule, item, message, thread=thread, count=count, other=other, fix=fix, buffer=buffer
-        )
+            rule, item, message, thread=thread, count=count, other=other, fix=fix, buffer=buffer,
+            severity=severity,
+        )  # fmt: skip
 
     def fault(self, rule: str, site: Site, co: Cohort, bad: Array, address: Array) -> None:
         """Add a finding about memory accesses of the lanes `bad` at `address`."""

@@ -327,6 +327,7 @@ class ChunkOrder(Synchronisation):
         self.chunk.report(
             verdict.rule, n.kind.item, sentence(clash, region, verdict, self.chunk), one,
             np.ones((1, 1), bool), other=clash.earlier.kind.item, fix=verdict.fix, buffer=region.name,
+            severity=verdict.severity,
         )  # fmt: skip
 
 

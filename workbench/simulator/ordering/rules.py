@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench.findings import Severity
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.ordering.clocks import FENCED, FOREVER
 from workbench.simulator.ordering.objects import covers
@@ -31,6 +32,7 @@ class Verdict:
     rule: str
     why: str
     fix: str
+    severity: Severity = Severity.ERROR
 
 
 def judge(clash: Clash, region: Region) -> Verdict:
@@ -224,6 +226,9 @@ def _missed(clash: Clash) -> Verdict | None:
             "elected-arrive",
             "another lane of its warp released after it, but a release covers what its own thread did only",
             "bar.warp.sync before the elected lane arrives (or stores the flag), or let every lane arrive",
+            # Loads of a warp that runs together are over when it comes to the arrival: CUTLASS frees the
+            # stages of its pipelines so.
+            Severity.ERROR if e.kind.write or e.kind.agent else Severity.WARNING,
         )
     if (
         e.kind.write

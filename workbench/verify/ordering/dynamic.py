@@ -224,6 +224,7 @@ class _Session:
         self.mailbox = self.sentinels[0] if self.sentinels else 0
         self.buffers = tuple(replace(b, fill=self.mailbox) if b.sentinel else b for b in buffers)
         self.not_judged: dict[str, None] = {}
+        self.warned: dict[Place, Finding] = {}
         self.fill = Fill.NUMBERS
         self.references: dict[Schedule, dict[str, bytes] | None] = {}
         first = launches[0]
@@ -331,6 +332,9 @@ class _Session:
                 self.not_judged.setdefault(f"a wait at PTX line {f.ptx_line} for what no launch here writes")
                 continue
             text = f"{f.message} (schedule: {schedule})"
+            if f.severity is Severity.WARNING:  # nothing else follows from it
+                self.warned.setdefault(_key(f), f.model_copy(update={"message": text}))
+                continue
             run.findings.setdefault(_key(f), f.model_copy(update={"message": text}))
         return run
 
@@ -419,7 +423,12 @@ class _Session:
 
     def _result(self, found: dict[Place, Finding], done: list[Schedule], spent: bool) -> DynamicAudit:
         return DynamicAudit(
-            tuple(found.values()), tuple(done), None, tuple(self.not_judged), spent, self.some
+            (*found.values(), *self.warned.values()),
+            tuple(done),
+            None,
+            tuple(self.not_judged),
+            spent,
+            self.some,
         )
 
     def _choose_fill(self) -> _Run | None:

@@ -134,7 +134,10 @@ def audit_file(path: Path, contract_path: Path | None = None) -> AuditDocument:
     for name in names:
         mentioned = contract is not None and contract.find(name, len(names)) is not None
         launches = [launch for launch, _ in audits[name]]
-        premises = (*assumptions(launches, arch, module is not None), *(runs_rest_on(ran) if mentioned else ()))
+        premises = (
+            *assumptions(launches, arch, module is not None),
+            *(runs_rest_on(ran) if mentioned else ()),
+        )
         audit = joined(together([a for _, a in audits[name]]), ran)
         targets.append(target_of(str(path), name, arch, audit, assembler(cubin, module), premises))
     return AuditDocument(targets=tuple(targets))

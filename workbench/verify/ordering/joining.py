@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from workbench.artifact import Artifact
 from workbench.cost import machine_for, occupancy
 from workbench.errors import UnknownNameError
-from workbench.findings import Severity
+from workbench.findings import Finding, Severity
 from workbench.isa.cubin import Cubin
 from workbench.isa.ptx.model import Kernel, Module
 from workbench.ops.model import Role
@@ -201,12 +202,24 @@ def joined(audit: KernelAudit, dynamic: DynamicAudit | None) -> KernelAudit:
     fresh = [f for f in fresh if f.rule not in listed]
     waits = {f.buffer for f in audit.findings if f.rule in _WAITS and f.severity is Severity.ERROR}
     fresh = [f for f in fresh if f.rule not in _WAITS or f.buffer not in waits]
+    fresh = _grouped(fresh)
     verdict = audit.verdict
     if any(f.severity is Severity.ERROR for f in fresh):
         verdict = Verdict.FAIL
     elif verdict is Verdict.PASS and any(f.rule == "undecided" for f in fresh):
         verdict = Verdict.UNKNOWN
     return replace(audit, findings=(*audit.findings, *fresh), verdict=verdict)
+
+
+def _grouped(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings on copies of one line of the source that say the same but for places are one, with a count."""
+    groups: dict[tuple[object, ...], Finding] = {}
+    for f in findings:
+        place = f.source if f.source is not None else f.ptx_line
+        key = (f.rule, f.severity, f.buffer, place, re.sub(r"\d+", "", f.message))
+        old = groups.get(key)
+        groups[key] = f if old is None else old.model_copy(update={"count": old.count + f.count})
+    return list(groups.values())
 
 
 def premises(dynamic: DynamicAudit | None) -> tuple[str, ...]:
