@@ -16,8 +16,7 @@ from workbench.devices import DeviceError, Kernel
 from workbench.devices.simulated import SimulatedDevice
 from workbench.isa.ptx import parse
 from workbench.isa.ptx.model import Module
-from workbench.simulator import KernelLaunch, simulate_module
-from workbench.simulator.memory import BASE
+from workbench.simulator import Adversary, KernelLaunch, SimulationOptions, simulate_module
 
 LAUNCH_US, BYTES_A_US = 3.0, 3e6
 """What a launch takes, and how many bytes a memset writes in a microsecond, on the driver's own clock."""
@@ -44,6 +43,8 @@ class SimulatedDriver:
     """Name of a call that returns an error."""
     capability: tuple[int, int] = (9, 0)
     devices: int = 1
+    overlap: bool = False
+    """Grids launched with programmatic stream serialization run ahead of the one before until they wait."""
     launched: list[Launched] = field(default_factory=list)
     now_us: float = 0.0
     live: dict[str, set[int]] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class SimulatedDriver:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.memory: dict[int, str] = {}
         self.capture: list[Callable[[], None]] | None = None
+        self.waiting: tuple[Module, list[KernelLaunch]] | None = None
         self.broken: str = ""
         self.current = 0
         self._handles = itertools.count(0x1000)
@@ -160,6 +162,7 @@ class SimulatedDriver:
 
     def cuMemsetD8Async(self, address: int, byte: int, nbytes: int, stream: int) -> Any:  # noqa: N802
         def work() -> None:
+            self._run_waiting()
             if nbytes <= LARGEST_FILL:
                 self.simulator.fill(int(address), nbytes, byte)
             self.now_us += nbytes / BYTES_A_US
@@ -186,6 +189,7 @@ class SimulatedDriver:
     def cuStreamSynchronize(self, stream: int) -> Any:  # noqa: N802
         if self.capture is not None:
             return (real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        self._run_waiting()
         if self.broken:
             return (real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
         return self._result("cuStreamSynchronize")
@@ -295,12 +299,26 @@ class SimulatedDriver:
         def work() -> None:
             self.launched.append(launched)
             self.now_us += LAUNCH_US
-            outcome = simulate_module(module, [launch], self.simulator.memory, self.simulator.options)
-            errors = [f.message for f in outcome.findings if f.severity.value == "error"]
-            if errors or not outcome.completed:
-                self.broken = errors[0] if errors else "it did not end"
+            if not (launch.pdl and self.overlap and self.waiting and self.waiting[0] is module):
+                self._run_waiting()
+                self.waiting = (module, [])
+            self.waiting[1].append(launch)  # type: ignore[index]
+            if not self.overlap:
+                self._run_waiting()
 
         return self._enqueue("cuLaunchKernelEx", work)
 
-
-__all__ = ["BASE", "SimulatedDriver"]
+    def _run_waiting(self) -> None:
+        """Run the launches that wait to see whether a dependent one follows."""
+        if self.waiting is None:
+            return
+        (module, launches), self.waiting = self.waiting, None
+        options = self.simulator.options
+        if len(launches) > 1:
+            # As hardware does: no access is looked at.
+            adversary = Adversary(overlap=True)
+            options = SimulationOptions(check_races=False, check_memory=False, adversary=adversary)
+        outcome = simulate_module(module, launches, self.simulator.memory, options)
+        errors = [f.message for f in outcome.findings if f.severity.value == "error"]
+        if errors or not outcome.completed:
+            self.broken = errors[0] if errors else "it did not end"

@@ -47,11 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def simulated(folder: Path, change: Callable[[str], str] = lambda ptx: ptx) -> Callable[[], CudaDevice]:
+def simulated(
+    folder: Path, change: Callable[[str], str] = lambda ptx: ptx, overlap: bool = False
+) -> Callable[[], CudaDevice]:
     """Opens a device that simulates the folder's kernels, their PTX changed."""
 
     def make() -> CudaDevice:
-        driver = SimulatedDriver()
+        driver = SimulatedDriver(overlap=overlap)
         kernels = [load(p)[0].kernel for p in (folder / "instructions").iterdir()]
         kernels += [templates.load(folder, e) for e in templates.kernels(folder)]
         for path in (folder / "ordering").glob("*.cubin"):
@@ -64,8 +66,10 @@ def simulated(folder: Path, change: Callable[[str], str] = lambda ptx: ptx) -> C
     return make
 
 
-def run(folder: Path, change: Callable[[str], str] = lambda ptx: ptx, only: str = "") -> list[conduct.Result]:
-    inside = conduct.in_process(folder, simulated(folder, change))
+def run(
+    folder: Path, change: Callable[[str], str] = lambda ptx: ptx, only: str = "", overlap: bool = False
+) -> list[conduct.Result]:
+    inside = conduct.in_process(folder, simulated(folder, change, overlap))
 
     def chosen(section: conduct.Section, limit: float) -> conduct.Result:
         if not section.name.startswith(only):
@@ -117,6 +121,29 @@ def test_without_overlap_the_experiment_decides_nothing(results: list[conduct.Re
     placed = {v["variant"]: v["sass"] for v in variants}
     assert not placed["control: ld.global before the wait"]["load_after_wait"]
     assert placed["ld.global, nothing in between"]["load_after_wait"]
+
+
+def test_where_grids_overlap_the_experiment_answers(folder: Path) -> None:
+    found = run(folder, only="ordering", overlap=True)
+    (verdict,) = records(found, "verdict")
+    assert verdict["answer"] == "no", verdict["why"]
+    for v in records(found, "variant"):
+        assert v["overlapped"] == v["loads"] == 3 * 1024 and v["wrong_values"] == 0
+        assert v["old_values"] == (v["loads"] if v["place"] == "before" else 0), v["variant"]
+
+
+def test_loads_that_pass_the_wait_are_found(folder: Path) -> None:
+    """Hardware that issues one kind of load before the wait has ended."""
+    wait, load = "griddepcontrol.wait;\n", "ld.volatile.global.b32 %r9, [%d2];\n"
+    clock = "mov.u64 %d21, %clock64;\n"
+
+    def pass_it(ptx: str) -> str:
+        return ptx.replace(wait + clock + load, load + wait + clock)
+
+    found = run(folder, pass_it, only="ordering", overlap=True)
+    (verdict,) = records(found, "verdict")
+    assert verdict["answer"] == "yes" and "ld.volatile.global (3072 of 3072)" in verdict["why"]
+    assert any("issue past ACQBULK" in f for f in report.faults(found))
 
 
 def test_host_times_are_of_the_launcher(results: list[conduct.Result]) -> None:
