@@ -17,7 +17,9 @@ with os.fdopen(int(sys.argv[1]), "w") as out:
             if not Path(rest).exists():
                 Path(rest).touch()
                 os.kill(os.getpid(), 9)
-            siblings = subprocess.run(["pgrep", "-cP", str(os.getppid())], capture_output=True, text=True)
+            siblings = subprocess.run(
+                ["pgrep", "-cfP", str(os.getppid()), "echo_worker"], capture_output=True, text=True
+            )
             rest = siblings.stdout.strip()
         if verb == "starve-always":
             os._exit(71)

@@ -198,7 +198,7 @@ class Chain:
         best = self.desk.best()
         if best is not None:
             checked = self.desk.check(best)
-            if checked.status is not Status.VERIFIED:
+            if checked.status not in (Status.VERIFIED, Status.LOST):
                 return fill("not_yet", report=self.desk.report(checked))
         self.ended = f"finished: {' '.join(said.summary.split())[:300]}"
         return "done"

@@ -245,9 +245,12 @@ class Desk:
         return compare(self.find(a), self.find(b))
 
     def check(self, candidate: Candidate) -> Candidate:
-        """Put a candidate through every check; one that fails is no longer a verified one."""
+        """Put a candidate through every check; one that fails is no longer a verified one.
+
+        One that there is not the memory to check stays what it was.
+        """
         checked = self.evaluations.submit(candidate.proposal, Level.FULL).result()
-        if checked.status is not Status.VERIFIED:
+        if checked.status not in (Status.VERIFIED, Status.LOST):
             self.keep(checked)
         return checked
 

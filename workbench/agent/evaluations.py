@@ -14,7 +14,7 @@ from types import TracebackType
 
 from workbench.agent.evaluate import Job
 from workbench.agent.events import CandidateFinished, CandidateStarted, OnEvent
-from workbench.agent.run import Candidate, Proposal, RunStore, lost
+from workbench.agent.run import Candidate, Proposal, RunStore, Status, lost
 from workbench.agent.workers import Lost, WorkerPool
 from workbench.verify.runs import Level
 
@@ -105,8 +105,11 @@ class Evaluations:
             candidate = Candidate.model_validate_json(answer)
         if level is Level.SCREEN:  # before it counts as evaluated: an interruption in between costs nothing
             self._on_finished(candidate)
-        self._store.add(candidate, checked=level is Level.FULL)
-        self._known[level][proposal.index] = candidate
+        if (
+            level is Level.SCREEN or candidate.status is not Status.LOST
+        ):  # no conversation hears of such a check
+            self._store.add(candidate, checked=level is Level.FULL)
+            self._known[level][proposal.index] = candidate
         if level is Level.SCREEN:
             self._on_event(CandidateFinished(candidate, known=False))
         del self._open[ticket]  # only now: should anything above fail, the future is told

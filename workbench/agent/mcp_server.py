@@ -161,8 +161,8 @@ class DeskServer:
         if best is None:
             return "no candidate passed every check"
         checked = self._desk.check(best)
-        good = checked.status is Status.VERIFIED
-        return f"your best candidate {'passes' if good else 'fails'}:\n{self._desk.report(checked)}"
+        came = {Status.VERIFIED: "passes", Status.LOST: "could not be checked"}.get(checked.status, "fails")
+        return f"your best candidate {came}:\n{self._desk.report(checked)}"
 
     async def _wait(
         self, context: ServerRequestContext[dict[str, object]], future: Future[Candidate]
