@@ -129,15 +129,20 @@ class Clusters:
         away = rows != co.rows()
         if not away.any():
             return
-        if self.chunk.exited:
-            present: Array = np.logical_or.reduce(self.chunk.alive, axis=1)
-            gone = away & ~present[rows]
-            if gone.any():
-                self.chunk.report(RULE, item, "accesses shared memory of a CTA that has exited", co, gone)
+        self.check_present(item, rows, co)
         which = np.unique(rows[away])
         self._touched[which] = True
         for row in which:
             self._toucher[int(row)] = item, co
+
+    def check_present(self, item: Instruction, rows: Array, co: Cohort) -> None:
+        """Report an access to shared memory of CTAs `rows` of which one has exited."""
+        if not self.chunk.exited:
+            return
+        present: Array = np.logical_or.reduce(self.chunk.alive, axis=1)
+        gone = (rows != co.rows()) & ~present[rows]
+        if gone.any():
+            self.chunk.report(RULE, item, "accesses shared memory of a CTA that has exited", co, gone)
 
     def signalled(self, rows: Array) -> None:
         """Take note that mbarriers of CTAs `rows` received an arrival, which may order remote accesses."""

@@ -62,6 +62,8 @@ class Mbarriers:
         """
         ck = self.chunk
         rows, offset, bad = ck.cluster.locate(site, address, co)
+        if ck.exited:
+            ck.cluster.check_present(site.instruction, rows, co)
         if bad is not None:
             offset = np.where(bad, 0, offset)
         column = self._column[offset >> 3]

@@ -78,7 +78,7 @@ def excused(clash: Clash) -> Array:
     if strong:
         keys: tuple[str, ...] = (FENCED,)
     elif e.kind.write:
-        keys = (MESSAGE,)
+        keys = (MESSAGE, FREED)  # one copy after another, by the readers between
     else:
         keys = (RELAXED_CLUSTER, FREED, MESSAGE)
     if (not n.kind.write and not strong) or clash.unfenced or n.kind.readonly or e.kind.readonly:
