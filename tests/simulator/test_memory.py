@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import workbench.simulator.memory as memory_module
 from tests.simulator.kernels import kernel, lanes, run
 from workbench.errors import UnknownNameError, WorkbenchError
 from workbench.simulator import Memory
@@ -506,3 +507,19 @@ def test_cache_policies_of_loads_and_stores_change_nothing():
     text = kernel(body, ["x"])
     result = clean(run(text, {"x": np.array([5, 6, 0, 0], np.uint32)}, block=1))
     assert result["x"].tolist() == [5, 6, 6, 5]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_large_buffers_are_cleared_whole_whether_pages_can_be_given_back_or_not(refused, monkeypatch):
+    memory = Memory()
+    before = memory.allocate("before", 64, initialized=True)
+    data = memory.allocate("data", (1 << 22) + 5000, initialized=True)
+    after = memory.allocate("after", 64, initialized=True)
+    for array in (before, data, after):
+        array[:] = 7
+    if refused:
+        monkeypatch.setattr(memory_module.mmap, "MADV_REMOVE", 12345)
+    memory.poison("data", 0)
+    assert not data.any() and (before == 7).all() and (after == 7).all()
+    a = memory.allocation("data")
+    assert not memory.shadow[a.start : a.end].any()

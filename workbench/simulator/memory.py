@@ -57,6 +57,19 @@ def _shared(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
+def _clear(mapping: mmap.mmap, array: Array, a: Allocation) -> None:
+    """Fill a buffer with zeros; pages of large ones are given back, since most have never been touched."""
+    first, last = -(-a.start // _PAGE) * _PAGE, a.end // _PAGE * _PAGE
+    if last - first >= _LARGE:
+        try:
+            mapping.madvise(mmap.MADV_REMOVE, first, last - first)
+        except OSError:  # the kernel cannot for this kind of mapping
+            first = last = a.end
+        array[a.start : first] = array[last : a.end] = 0
+    else:
+        array[a.start : a.end] = 0
+
+
 class Memory:
     """Global memory of the simulated device.
 
@@ -157,21 +170,14 @@ class Memory:
     def unwrite(self, name: str) -> None:
         """Call all of a buffer unwritten; its bytes stay."""
         a = self.allocation(name)
-        first, last = -(-a.start // _PAGE) * _PAGE, a.end // _PAGE * _PAGE
-        if last - first >= _LARGE:
-            self.shadow[a.start : first] = self.shadow[last : a.end] = 0
-            self._shadow.madvise(mmap.MADV_REMOVE, first, last - first)
-        else:
-            self.shadow[a.start : a.end] = 0
+        _clear(self._shadow, self.shadow, a)
         a.initialized = False
 
     def poison(self, name: str, byte: int) -> None:
         """Fill a buffer with `byte` and call all of it unwritten."""
         a = self.allocation(name)
-        first, last = -(-a.start // _PAGE) * _PAGE, a.end // _PAGE * _PAGE
-        if byte == 0 and last - first >= _LARGE:  # give the pages back: most have never been touched
-            self.bytes[a.start : first] = self.bytes[last : a.end] = 0
-            self._arena.madvise(mmap.MADV_REMOVE, first, last - first)
+        if byte == 0:
+            _clear(self._arena, self.bytes, a)
         else:
             self.bytes[a.start : a.end] = byte
         self.unwrite(name)
