@@ -41,6 +41,7 @@ def test_make_check_run(bundle: Path, run: Run) -> None:
     checked = run("evidence", "check", "b.tar", "--summary", "c.md", "--json")
     document = checked.json("evidence-check")
     assert (checked.code, document["verdict"], document["problems"]) == (0, "pass", [])
+    assert document["members"] == 12
     assert document["sha256"] in Path("c.md").read_text()
     again = run("evidence", "run", "b.tar", "--summary", "r.md", "--json", "--strict")
     document = again.json("evidence-run")

@@ -9,7 +9,7 @@ from workbench.compile.checks import check_arch, check_launches, read_ptx_header
 from workbench.compile.request import CompileError
 from workbench.cost.machine import parse_machine
 from workbench.errors import ContentError, WorkbenchError
-from workbench.export.evidence.archive import Contents, read_file, unpack
+from workbench.export.evidence.archive import SUMS, Contents, read_file, unpack
 from workbench.export.evidence.bundle import (
     EXPORTED,
     MACHINES,
@@ -94,7 +94,7 @@ def check_bundle(
         verdict=Verdict.FAIL if problems.found else Verdict.PASS,
         problems=tuple(problems.found),
         signature=signed,
-        members=len(contents.members),
+        members=len(contents.members) + (not any(d.where == SUMS for d in contents.damages)),
         kernels=kernel_documents(manifest) if manifest is not None else (),
         notes=tuple(_notes(manifest, contents.members))
         if manifest is not None and not problems.found
