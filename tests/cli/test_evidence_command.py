@@ -73,6 +73,14 @@ def test_the_tables_are_for_people(bundle: Path, run: Run) -> None:
     assert wrong.code == 1 and "file: its SHA-256 is" in wrong.out
 
 
+@pytest.mark.parametrize("command", ["make", "check", "run"])
+def test_every_command_takes_json_and_quiet(run: Run, command: str) -> None:
+    result = run("evidence", command, "--help")
+    assert result.code == 0
+    for option in ("--json", "--quiet", "--debug", "--summary"):
+        assert option in result.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
