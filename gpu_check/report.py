@@ -14,7 +14,7 @@ from gpu_check.conduct import Result
 
 FORMAT = 1
 _SHOWN = 40
-"""Forms of a family that the terminal lists."""
+"""Forms of a family, and faults, that the terminal lists."""
 
 
 def document(
@@ -90,8 +90,10 @@ def show(console: Console, results: Sequence[Result], machine: dict[str, Any], b
     console.print(
         f"{len(wrong)} faults" if wrong else "no fault in what was run", style="red" if wrong else "green"
     )
-    for line in wrong:
+    for line in wrong[:_SHOWN]:
         console.print(f"  {line}", markup=False, highlight=False)
+    if len(wrong) > _SHOWN:
+        console.print(f"  {len(wrong) - _SHOWN} more in the JSON report")
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ARCH = "sm_103a"
 DEFAULT_MACHINE = "gb300"
+DEVICES = ("simulator", "cuda")
+"""Where a kernel can be verified; see `workbench.devices`."""
 LEVELS = ("screen", "full")
 """How much is verified; see `workbench.verify.verify.Level`."""
 
@@ -125,6 +127,24 @@ def simulate(
     return verify_artifact(artifact, load_op(artifact.op, where), level=Level(level), seed=seed, cache=cache)
 
 
+def check_device(device: str) -> str | None:
+    """The arch that kernels for `device` are built for, None if any will do.
+
+    Raises:
+        UnknownNameError: if `device` is neither `simulator` nor `cuda`.
+        DeviceError: if there is no CUDA device; the message says why.
+    """
+    if device == "simulator":
+        return None
+    if device != "cuda":
+        raise UnknownNameError("device", device, DEVICES)
+    from workbench.devices import DeviceError, available
+
+    if not (there := available()):
+        raise DeviceError(f"{there.reason}; leave --device out to use the simulator")
+    return there.devices[0].arch
+
+
 def check_level(level: str) -> None:
     """Raise UnknownNameError if `level` is not a level of verification."""
     if level not in LEVELS:
@@ -132,10 +152,28 @@ def check_level(level: str) -> None:
 
 
 def verify_kernel(
-    artifact: Artifact, *, level: str = "full", seed: int = 0, workspace: Workspace | None = None
-) -> Report:
-    """Check an artifact's numerics, memory accesses and ordering; the arguments are those of `simulate`."""
-    return simulate(artifact, level=level, seed=seed, workspace=workspace).report
+    artifact: Artifact, *, level: str = "full", seed: int = 0, device: str = "simulator",
+    workspace: Workspace | None = None,
+) -> Report:  # fmt: skip
+    """Check an artifact's numerics, memory accesses and ordering; the arguments are those of `simulate`.
+
+    With `device="cuda"` its cubin runs on the first CUDA device, which must be of its arch, else DeviceError;
+    such a report leaves memory accesses undecided.
+    """
+    check_device(device)
+    if device == "simulator":
+        return simulate(artifact, level=level, seed=seed, workspace=workspace).report
+    from workbench.devices import CudaDevice
+    from workbench.verify.on_device import verify_on_device
+    from workbench.verify.verify import Level
+
+    check_level(level)
+    op = load_op(artifact.op, _found(workspace))
+    cuda = CudaDevice()
+    try:
+        return verify_on_device(artifact, op, cuda, level=Level(level), seed=seed)
+    finally:
+        cuda.close()
 
 
 def trace_kernel(
@@ -495,13 +533,17 @@ def export_kernel(
     Raises:
         ExportRefused: if a check failed, or could not decide and neither `waive` nor `waivers` covers it.
     """
+    from workbench.cost import load_machine
     from workbench.export import export_winner, load_manifest, read_waivers
     from workbench.export.waivers import draft
-    from workbench.files import write_atomic
+    from workbench.files import check_destination, write_atomic
     from workbench.report.documents import ExportDocument
 
     where = _found(workspace)
     entries = read_waivers(waivers) if waivers is not None else ()
+    load_machine(machine)
+    if draft_waivers is not None:
+        check_destination(draft_waivers, *([waivers] if waivers is not None else []))
     verification = simulate(artifact, level="full", seed=seed, workspace=where)
     report = verification.report
     if draft_waivers is not None:

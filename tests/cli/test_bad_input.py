@@ -28,7 +28,7 @@ from workbench.workspace import Workspace
         ("verify row --op rmsnorm --knob thread=64", "unknown knob 'thread'; nearest: threads"),
         ("verify row --op rmsnorm --knob threads=65", "threads=65 is not one of [32, 64,"),
         ("verify row --op rmsnorm --knob threads", "name=value"),
-        ("verify row --op rmsnorm --device cuda", "unknown device 'cuda'; nearest: simulator"),
+        ("verify row --op rmsnorm --device cudo", "unknown device 'cudo'; nearest: cuda"),
         ("verify row --op rmsnorm --workload small_b1 --level half", "unknown level 'half'; nearest:"),
         ("verify row", "--op OP"),
         ("verify no/such.py", "no/such.py: cannot be read"),
@@ -53,6 +53,26 @@ from workbench.workspace import Workspace
         ("db import missing.jsonl", "cannot read missing.jsonl"),
         ("audit missing.ptx", "missing.ptx"),
         ("init .", "verifiers exists already"),
+        ("ops --machine h200", "--machine is of an op's rooflines"),
+        ("report --schema verify last", "--schema prints a schema and nothing else"),
+        ("report --schema verify --claim k3-published", "--schema prints a schema and nothing else"),
+        ("audit missing", "missing: there is no such file or folder"),
+        ("db list --op rmsnrm", "unknown op 'rmsnrm'; nearest: rmsnorm"),
+        ("verify row --op rmsnorm --trace thread=-1:0", "cannot trace 'thread=-1:0'"),
+        ("export --to module --out o --machine h200", "--machine does not go with --to module"),
+        ("export --to vllm --out o --seed 3", "--seed does not go with --to vllm"),
+        ("propose --op rmsnorm --max-usd 2", "--max-usd is of language models"),
+        ("propose --op rmsnorm --strategy chan", "--strategy is of language models"),
+        ("propose --op rmsnorm --agent m --batch 6", "--batch is of the offline proposer"),
+        ("propose --op rmsnorm --agent m --base-url nonsense", "'nonsense' is no address of a server"),
+        ("propose --op rmsnorm --agent=", "unknown agent ''; nearest: offline"),
+        ("propose --replay t.jsonl --resume last", "--resume does not go with --replay"),
+        ("propose --replay verifiers/rmsnorm.py", "there is no run.json beside it"),
+        ("evidence check b.tar --sha256 abcd", "'abcd' is no SHA-256"),
+        ("evidence check b.tar --summary b.tar", "the command uses this file already"),
+        ("evidence run b.tar --summary templates", "it is a folder"),
+        ("evidence make --out b.tar --summary b.tar", "the command uses this file already"),
+        ("evidence make --out b.tar --summary verifiers/rmsnorm.py/s.md", "rmsnorm.py is no folder"),
     ],
 )
 def test_a_wrong_name_or_path_is_one_line(run: Any, workspace: Workspace, arguments: str, says: str) -> None:
@@ -271,6 +291,60 @@ def test_an_unfinished_run_says_how_to_go_on(run: Any, workspace: Workspace) -> 
     assert "other templates or another verifier" in run("propose", "--resume", "half").complaint
     (run_summary,) = run("report", "--json").json("runs")["runs"]
     assert run_summary["run_id"] == "half" and run_summary["finished"] is False
+
+
+def test_a_run_goes_on_with_its_own_settings_alone(run: Any, workspace: Workspace) -> None:
+    settings = {
+        "format": 1, "run_id": "half", "op": "rmsnorm", "workload": "small_b1", "arch": "sm_103a",
+        "machine": "gb300", "agent": "offline", "seed": 0, "rounds": 2, "batch": 1, "templates": ["row"],
+        "template_hashes": ["x"], "verifier_hash": "y",
+    }  # fmt: skip
+    folder = workspace.runs / "half"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(settings))
+    same = ["--op=rmsnorm", "--workload=small_b1", "--rounds=2", "--seed=0", "--template=row", "--workers=1"]
+    assert "other templates or another verifier" in run("propose", "--resume", "half", *same).complaint
+    for other, was in (
+        ("--op=moe_topk", "--op rmsnorm"),
+        ("--rounds=3", "--rounds 2"),
+        ("--seed=1", "--seed 0"),
+        ("--max-usd=2", "no --max-usd"),
+        ("--agent=m", "--agent offline"),
+    ):
+        complaint = run("propose", "--resume", "half", other).complaint
+        assert f"begun with {was} and goes on" in complaint
+
+
+def test_a_thread_that_no_launch_has_is_not_traced(run: Any, workspace: Workspace) -> None:
+    kernel = ["row", "--op", "rmsnorm", "--workload", "small_b1", "--quiet"]
+    for place in ("1:0", "0:256", "0,0,1:0", "0:0,1,0"):
+        complaint = run("verify", *kernel, "--trace", f"thread={place}").complaint
+        assert "no launch has CTA" in complaint and "grid (1, 1, 1)" in complaint
+
+
+def test_what_export_would_miss_at_the_end_is_said_at_the_start(
+    run: Any, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench import api
+
+    def simulate(*_: object, **__: object) -> None:
+        raise AssertionError("verified before the rest was looked at")
+
+    monkeypatch.setattr(api, "simulate", simulate)
+    kernel = ["export", "row", "--op", "rmsnorm", "--workload", "small_b1", "--quiet"]
+    assert "nearest: gb300" in run(*kernel, "--machine", "gb30").complaint
+    assert "it is a folder" in run(*kernel, "--draft-waivers", "templates").complaint
+
+
+def test_expected_verdicts_of_other_tests_are_said(run: Any, workspace: Workspace) -> None:
+    source = Path(__file__).parents[1] / "memory_model" / "litmus"
+    shutil.copy(next(source.glob("*.litmus")), "t.litmus")
+    Path("e.csv").write_text("other.litmus,1\n")
+    assert "names none of these tests" in run("litmus", "t.litmus", "--expected", "e.csv").complaint
+
+
+def test_an_empty_name_of_a_folder_is_said(run: Any, workspace: Workspace) -> None:
+    assert "the folder's name is empty" in run("init", "").complaint
 
 
 def test_an_op_without_a_template_is_said(run: Any, workspace: Workspace) -> None:

@@ -22,7 +22,6 @@ from workbench.cli.shell import (
     exit_code,
     parse_knobs,
 )
-from workbench.errors import UnknownNameError
 from workbench.findings import Severity
 
 if TYPE_CHECKING:
@@ -35,7 +34,12 @@ def command(
     workload: WorkloadOption = None,
     knob: KnobOption = None,
     arch: OptionalArchOption = None,
-    device: Annotated[str, typer.Option("--device", help="Where it runs: `simulator`.")] = "simulator",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", help="Where it runs: `simulator`, or `cuda`, which leaves memory undecided."
+        ),
+    ] = "simulator",
     level: Annotated[
         str, typer.Option("--level", help="`full`: every check there is; `screen`: a first look.")
     ] = "full",
@@ -64,8 +68,7 @@ def command(
     from workbench.report.tables import print_report
 
     shell = Shell(json, quiet, debug)
-    if device != "simulator":
-        raise UnknownNameError("device", device, ["simulator"])
+    arch = arch or api.check_device(device)
     api.check_level(level)
     if trace is not None:
         from workbench.simulator import Trace
@@ -92,10 +95,10 @@ def command(
 
         shell.show(document, render)
         raise typer.Exit(1 if any(f.severity is Severity.ERROR for f in document.findings) else 0)
-    shell.note(f"verifying {subject.op}/{subject.template} at {subject.workload} on the simulator ({level})")
-    report = api.verify_kernel(subject, level=level, seed=seed, workspace=shell.workspace())
+    shell.note(f"verifying {subject.op}/{subject.template} at {subject.workload} on {device} ({level})")
+    report = api.verify_kernel(subject, level=level, seed=seed, device=device, workspace=shell.workspace())
     shell.show(report, lambda console: print_report(report, console, Listing.of(subject)))
-    if not json and not quiet:
+    if not json and not quiet and device == "simulator":
         from workbench.cli.shell import console
         from workbench.report.trace import print_dump
 

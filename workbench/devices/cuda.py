@@ -51,9 +51,8 @@ def available(driver: Any = None) -> Availability:
     except ImportError:
         return Availability((), "cuda-bindings is not installed")
     except DeviceError as e:
-        return Availability((), str(e))
-    except Exception as e:  # the bindings raise errors of several kinds where there is no driver
-        return Availability((), f"no CUDA driver: {str(e).splitlines()[0] if str(e) else type(e).__name__}")
+        absent = isinstance(e.__cause__, RuntimeError)  # the bindings found no library, or not the call
+        return Availability((), "there is no CUDA driver that can be loaded" if absent else str(e))
     return Availability(found, "" if found else "the driver shows no device")
 
 
