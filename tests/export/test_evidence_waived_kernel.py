@@ -35,6 +35,7 @@ def kernel(tmp_path: Path) -> tuple[Workspace, Artifact]:
     return workspace, api.compile_kernel("row", op="rmsnorm", workload="small_b1", workspace=workspace)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blind")
 def test_what_the_audits_leave_open_is_drafted_waived_exported_and_repeated(
     kernel: tuple[Workspace, Artifact], tmp_path: Path
