@@ -203,7 +203,8 @@ def test_each_part_alone_beside_stocks_others(package: ModuleType, part: str) ->
     }
     assert set(both.two.model.stock_calls) == by_stock
     told = both.two.executor.explain()
-    assert "of one token: " in told and f"{min(own)} in 4 layers" in told
+    assert "1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64 requests of one token: " in told
+    assert f"{min(own)} in 4 layers" in told
 
 
 def test_kernels_run_the_ops_that_they_cover_and_stock_the_rest(
@@ -223,8 +224,11 @@ def test_kernels_run_the_ops_that_they_cover_and_stock_the_rest(
     ran = {op: n - tried[op, key] for (op, key), n in package.counts().kernels.items()}
     assert ran == {"moe": 8, "rmsnorm": 8}, "four layers, two steps"
     told = both.two.executor.explain()
-    assert "2 requests of one token: feed_forward in 4 layers; by stock inside: shared expert, SiTU" in told
-    assert "4 requests of one token: stock, " in told
+    assert (
+        "1, 2, 3 requests of one token: feed_forward in 4 layers; by stock inside: shared expert, SiTU"
+        in told
+    )
+    assert "4, 5, 6, 7, 8, 16, 32, 64 requests of one token: stock, " in told
     status = module("k3_decode.vllm.registering").status()
     assert status.state == "active" and status.plans["taken"] >= 2
 

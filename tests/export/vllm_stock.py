@@ -24,7 +24,6 @@ H, HEADS, D, E, K, L, WIDE, SHARED, DENSE = 256, 2, 128, 32, 4, 128, 64, 64, 128
 Q, LATENT, R, PAGE, VOCAB, BLOCK = 64, 32, 16, 4, 64, 2
 KINDS = ("kda", "kda", "mla", "kda", "mla")
 """Attention by layer; layer 0 has a dense MLP, every BLOCK-th layer saves a block."""
-PITCH = 4 * HEADS * D + D + HEADS + 6
 GATE = Q + LATENT + R
 EPS = 1e-5
 Q_SCALE, K_SCALE = 0.125, 0.25
@@ -51,7 +50,7 @@ def layer_weights(index: int) -> Tensors:
     w |= {m: normal(f"{n}.{m}", H, std=2 * H**-0.5) for m in ("res_query", "post_res_query")}
     w["w_o"] = matrix("w_o", H, HEADS * D)
     if KINDS[index] == "kda":
-        w["w_in"] = matrix("w_in", PITCH, H)
+        w["w_in"] = matrix("w_in", 4 * HEADS * D + D + HEADS, H)
         w["taps"] = normal(f"{n}.taps", 3 * HEADS * D, 4, std=0.5).float()
         w["dt_bias"] = normal(f"{n}.dt", HEADS * D).float()
         w["a_log"] = normal(f"{n}.a_log", HEADS, std=0.5).float()
@@ -92,12 +91,10 @@ def heads_of(rows: torch.Tensor, parts: Sequence[int], rank: int, ranks: int) ->
 def share(w: Tensors, kind: str, rank: int, ranks: int) -> Tensors:
     """A rank's share of a layer's weights."""
     w, wide = dict(w), HEADS * D
-    if ranks == 1:
-        return w
     w["w_o"] = w["w_o"].chunk(ranks, 1)[rank].contiguous()
     if kind == "kda":
-        own = heads_of(w["w_in"], (wide, wide, wide, wide, -D, HEADS, -6), rank, ranks)
-        w["w_in"] = own
+        own = heads_of(w["w_in"], (wide, wide, wide, wide, -D, HEADS), rank, ranks)
+        w["w_in"] = torch.nn.functional.pad(own, (0, 0, 0, -own.shape[0] % 16), value=0.25)
         w["taps"] = heads_of(w["taps"], (wide, wide, wide), rank, ranks)
         for name in ("dt_bias", "a_log", "fb"):
             w[name] = w[name].chunk(ranks)[rank].contiguous()

@@ -25,9 +25,12 @@ from workbench.workspace import Workspace
 PACKAGE = "k3_decode"
 FORMAT = 1
 RELEASE = "0.1.0"
-ENTRY_POINTS = "[vllm.general_plugins]\nk3_decode = k3_decode.vllm:register\n"
+PLUGIN = "k3_decode_plugin.py"
+ENTRY_POINTS = "[vllm.general_plugins]\nk3_decode = k3_decode_plugin:register\n"
 _HERE = Path(__file__).resolve().parent
-_PROJECT = {"backend.py", "pyproject.toml", "README.md", "LICENSE", PACKAGE, "dist", "entry_points.txt"}
+_PROJECT = {
+    "backend.py", "pyproject.toml", "README.md", "LICENSE", PACKAGE, "dist", "entry_points.txt", PLUGIN,
+}  # fmt: skip
 """What an export may find in its folder and replace."""
 
 
@@ -89,8 +92,11 @@ def _files(workspace: Workspace, contents: Contents, plugin: bool) -> tuple[dict
     for kernel in contents.winners:
         package[cubin_path(kernel.manifest)] = kernel.artifact.cubin
     package["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
+    beside = {}
+    if plugin:
+        beside = {PLUGIN: (_HERE / PLUGIN).read_bytes(), "entry_points.txt": ENTRY_POINTS.encode()}
     digest = hashlib.sha256()
-    for name, data in sorted(package.items()):
+    for name, data in sorted({**package, **{f"../{n}": data for n, data in beside.items()}}.items()):
         digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
     version = f"{RELEASE}+{digest.hexdigest()[:KEY_LENGTH]}"
     identity = package["_identity.py"].decode()
@@ -99,7 +105,7 @@ def _files(workspace: Workspace, contents: Contents, plugin: bool) -> tuple[dict
         'MANIFEST_SHA256 = ""', f'MANIFEST_SHA256 = "{hashlib.sha256(package["manifest.json"]).hexdigest()}"'
     )
     package["_identity.py"] = identity.encode()
-    files = {f"{PACKAGE}/{name}": data for name, data in package.items()}
+    files = {f"{PACKAGE}/{name}": data for name, data in package.items()} | beside
     project = _HERE / "project"
     filled = {"VERSION": version, "TABLE": _table(contents), "REFERENCE": ", ".join(_by_reference(contents))}
     filled["PLUGIN"] = (project / "README.vllm.md.in").read_text() if plugin else ""
@@ -107,8 +113,6 @@ def _files(workspace: Workspace, contents: Contents, plugin: bool) -> tuple[dict
         files[name] = _fill((project / f"{name}.in").read_text(), filled).encode()
     files["backend.py"] = (project / "backend.py").read_bytes()
     files["LICENSE"] = _licence()
-    if plugin:
-        files["entry_points.txt"] = ENTRY_POINTS.encode()
     return files, version
 
 

@@ -81,7 +81,8 @@ def _metadata() -> str:
 
 
 def _sources() -> list[Path]:
-    return sorted(p for p in (ROOT / PACKAGE).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    found = [*(ROOT / PACKAGE).rglob("*"), *ROOT.glob(f"{PACKAGE}_*.py")]
+    return sorted(p for p in found if p.is_file() and "__pycache__" not in p.parts)
 
 
 def _digest(data: bytes) -> str:

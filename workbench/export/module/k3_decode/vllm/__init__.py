@@ -7,9 +7,9 @@ subclass of the language model that is registered already, under the same name. 
 does what its base does and nothing else. With the key it refuses at once, in one `ValueError`, all that it
 does not support, and after the weights are loaded it builds `executor.Executor`.
 
-vLLM logs and swallows what goes wrong while a plugin is imported. So this module imports nothing that could
-fail, `register` notes what is wrong instead of raising, a deployment that asks for a plugin that is broken
-does not start, and `status()`, `python -m k3_decode.vllm`, one log line and a metric say what is the case.
+vLLM logs and swallows what goes wrong while a plugin is imported. So its loader imports `k3_decode_plugin`,
+which needs nothing of this package; a deployment that asks for a plugin that is broken does not start; and
+`status()`, `python -m k3_decode.vllm`, one log line and a metric say what is the case.
 """
 
 from __future__ import annotations

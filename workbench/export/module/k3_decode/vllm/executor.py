@@ -206,14 +206,17 @@ class Executor:
     def explain(self) -> str:
         """Which parts the package runs for which rows, and the commonest reasons why not more."""
         lines = [f"{len(self.layers)} layers, rank {self.host.group.rank} of {self.host.group.ranks}"]
+        alike: dict[tuple[int, str], list[str]] = {}
         for step, choice in self.choices.items():
-            if choice.refused:
-                lines.append(f"{step}: stock, {choice.refused}")
-                continue
             by_part = Counter(part for _, part in choice.own)
             what = ", ".join(f"{part} in {n} layers" for part, n in sorted(by_part.items()))
             inside = sorted(set().union(*choice.own.values()))
-            lines.append(f"{step}: {what}" + (f"; by stock inside: {', '.join(inside)}" if inside else ""))
+            what += f"; by stock inside: {', '.join(inside)}" if inside else ""
+            what = f"stock, {choice.refused}" if choice.refused else what
+            alike.setdefault((step.tokens, what), []).append(str(step.requests))
+        for (tokens, what), requests in alike.items():
+            each = "one token" if tokens == 1 else f"{tokens} tokens"
+            lines.append(f"{', '.join(requests)} requests of {each}: {what}")
         missing = Counter(r for layer in self.layers for r in layer.missing.values())
         lines += [f"cannot use, {n} parts: {reason}" for reason, n in missing.most_common(8)]
         copied = weights.described(self.copies.made)

@@ -59,6 +59,7 @@ class KimiLinearForCausalLM(_Base):  # type: ignore[misc]
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         deployment = admitted(vllm_config) if asked(vllm_config) else None
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        state.show_noted()
         if deployment is not None:
             # Not None: vLLM's model state calls build_specialized_decode, then prepare_kv.
             self.specialized_decode_config = deployment

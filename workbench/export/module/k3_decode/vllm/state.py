@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import threading
 from collections import Counter
@@ -11,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .._identity import VERSION
-from ..counters import log
 
 State = Literal[
     "not installed", "filtered", "not loaded", "broken", "overridden", "registered", "refused", "idle",
@@ -20,6 +20,8 @@ State = Literal[
 """`filtered`: `VLLM_PLUGINS` leaves the plugin out. `overridden`: another plugin registered the architecture
 later. `idle`: asked for, but no step can be taken. The others say what they mean."""
 METRIC = "k3_decode_processes"
+log = logging.getLogger("vllm.k3_decode")
+"""Below vLLM's logger, whose handler and level it has."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,12 @@ def reset() -> None:
     with _lock:
         _noted = _executor = None
         _plans.clear()
+
+
+def show_noted() -> None:
+    """Set the metric to the state as noted last."""
+    if _noted is not None:
+        show(_noted[0])
 
 
 def show(state: State, wait: bool = False) -> None:
