@@ -37,6 +37,27 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
 
 
+def check_destination(path: Path, *others: Path) -> None:
+    """Refuse a place that `write_atomic` could not write, before the work whose result goes there.
+
+    Args:
+        path: the file to be written.
+        others: files that the same command reads or writes and that it must not replace.
+
+    Raises:
+        WorkbenchError: if it is a folder, one of `others`, or lies under something that is no folder.
+    """
+    if path.is_dir():
+        raise WorkbenchError(f"cannot write {path}: it is a folder; give the name of a file")
+    if any(path.resolve() == other.resolve() for other in others):
+        raise WorkbenchError(f"cannot write {path}: the command uses this file already; give another name")
+    above = next(p for p in path.absolute().parents if p.exists())
+    if not above.is_dir():
+        raise WorkbenchError(f"cannot write {path}: {above} is no folder; choose a writable folder")
+    if not os.access(above, os.W_OK):
+        raise WorkbenchError(f"cannot write {path}: {above} may not be written; choose a writable folder")
+
+
 def read_toml(path: Path, most_bytes: int = 1 << 20) -> dict[str, Any]:
     """Return what a TOML file holds.
 
