@@ -24,6 +24,7 @@ from gpu_check.templates_build import Choice
 from tests.devices.simulated_driver import SimulatedDriver
 from workbench.devices import CudaDevice, Kernel
 from workbench.errors import WorkbenchError
+from workbench.report.claims.timings import CheckReport
 from workbench.workspace import Workspace
 
 REPOSITORY = Workspace(Path(__file__).parents[2])
@@ -164,7 +165,13 @@ def test_the_report_says_it_all(folder: Path, results: list[conduct.Result], tmp
     for said in ("Simulated GPU (sm_90a)", "warp", kernel, "measured (graph, warm)", "predicted", question):
         assert said in text.getvalue(), said
     report.write(tmp_path / "r.json", report.document(results, machine, built, 1.0))
-    assert len(json.loads((tmp_path / "r.json").read_text())["sections"]) == len(results)
+    written = (tmp_path / "r.json").read_text()
+    assert len(json.loads(written)["sections"]) == len(results)
+    # Claims take measured times from it, with their premises.
+    times = dict(CheckReport.model_validate_json(written).measurements())
+    claim = times["rmsnorm small_b1 row #2/graph, flushed"]
+    assert claim["kind"] == "measured" and float(claim["value"]) == pytest.approx(3.0)
+    assert claim["premises"]["hardware"] == "Simulated GPU" and "l2=flushed" in claim["premises"]["protocol"]
 
 
 @pytest.mark.parametrize(
