@@ -35,7 +35,7 @@ class Difference:
 
     @property
     def status(self) -> str:
-        """`equal`, `allowed` (an approximate form within its bound), `differs`."""
+        """`equal`, `allowed` (what the ISA leaves open, an approximate form within its bound), `differs`."""
         if not self.different:
             return "equal"
         return "differs" if self.beyond else "allowed"
@@ -63,6 +63,8 @@ def compare(part: Part, simulated: Bytes, hardware: Bytes) -> Difference:
     numbers = bad & ~_is_nan(want, part.format) & ~_is_nan(got, part.format)
     largest = int(distance[numbers].max()) if numbers.any() else None
     beyond = bad if part.exact else bad & ~_allowed(part, want, got, distance)
+    if part.any_nan:
+        beyond = beyond & ~nan
     return Difference(
         part.name,
         want.size,

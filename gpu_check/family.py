@@ -26,6 +26,8 @@ class Part:
     """`u8`, `u16`, `u32`, `u64`, or a floating-point format, whose differences are counted in ulp."""
     exact: bool = True
     """The ISA defines every bit. Otherwise a difference is reported, and is no fault within the bound."""
+    any_nan: bool = False
+    """The ISA leaves the bits of a NaN open: one NaN for another is shown, and is no fault."""
     bound: str = ""
     """What the ISA allows, in words."""
     ulp: float | None = None

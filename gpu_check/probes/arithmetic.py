@@ -149,6 +149,7 @@ def _add(builder: Builder, form: Form, text: str, by_zero: bool = False) -> None
         covers=(opcode,),
         part={
             "exact": semantics.exact and not by_zero,
+            "any_nan": not semantics.canonical,
             "bound": "the ISA leaves it open" if by_zero else _bound(form),
             "ulp": semantics.tolerance_ulp,
             "relative": semantics.tolerance_relative,

@@ -61,6 +61,8 @@ def test_nan_payloads_are_counted_and_differ_in_exact_forms() -> None:
     exact, loose = of("f32", a, b), of("f32", a, b, exact=False, ulp=2.0)
     assert (exact.nan_payloads, exact.status, exact.max_ulp) == (1, "differs", None)
     assert (loose.nan_payloads, loose.status) == (1, "allowed")
+    open_bits = of("f32", a, b, any_nan=True)
+    assert (open_bits.status, open_bits.different, open_bits.beyond) == ("allowed", 1, 0)
     number = np.array([0x3F800000, 0x3F800000], np.uint32)
     assert of("f32", a, number, exact=False, ulp=2.0).status == "differs", "a NaN against a number"
 
