@@ -122,7 +122,7 @@ def _families(console: Console, found: Sequence[dict[str, Any]]) -> None:
             x["family"], *(f"{x[k]:,}" for k in ("forms", "elements", "equal", "allowed", "differs"))
         )
     console.print(table)
-    console.print("allowed: the ISA leaves the bits open (approximate functions, order of sums, NaN); distances:")
+    console.print("allowed: the ISA leaves bits open (approximate functions, order of sums, NaN); distances:")
     table = _table(
         "", "form", "elements", "other bits", "both NaN", "largest ulp", "beyond", "bound, first example"
     )
