@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_a_new_workspace_is_complete_and_valid(content: Path, tmp_path: Path) ->
         "notebooks/01.ipynb",
         "docs/cute_dsl.md",
         "docs/rules/race.md",
+        "docs/schemas/op.json",
     )
     assert sorted(p.name for p in workspace.root.iterdir()) == [
         "docs",
@@ -56,6 +58,14 @@ def test_a_new_workspace_is_complete_and_valid(content: Path, tmp_path: Path) ->
         "tuning_db",
         "verifiers",
     ]
+
+
+def test_every_link_of_the_documents_leads_somewhere(tmp_path: Path) -> None:
+    lay_out(tmp_path / "new")
+    pages = sorted((tmp_path / "new" / "docs").rglob("*.md"))
+    links = [(p, link) for p in pages for link in re.findall(r"\]\(([^)#\s]+)", p.read_text())]
+    assert len(links) > 30
+    assert [(p.name, link) for p, link in links if "://" not in link and not (p.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", ["verifiers", "templates", "notebooks", "generated_kernels", "tuning_db"])

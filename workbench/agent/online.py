@@ -175,7 +175,12 @@ def replay(
     """
     if not transcript.is_file():
         raise WorkbenchError(f"{transcript}: there is no such transcript")
-    _, settings = RunStore.open(transcript.resolve().parent.parent, transcript.resolve().parent.name)
+    folder = transcript.resolve().parent
+    if not (folder / "run.json").is_file():
+        raise WorkbenchError(
+            f"{transcript}: there is no run.json beside it; give transcript.jsonl in the folder of its run"
+        )
+    _, settings = RunStore.open(folder.parent, folder.name)
     _unchanged(workspace, settings)
     run_id = f"{settings.run_id}-replay-{os.getpid()}"
     store = RunStore.create(workspace.runs, settings.model_copy(update={"run_id": run_id}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,12 +71,14 @@ def make(
     """
     from workbench.export.evidence import make as making
     from workbench.export.evidence import signing
-    from workbench.files import write_atomic
+    from workbench.files import check_destination, write_atomic
     from workbench.report.evidence_text import make_markdown, print_make
 
     shell = Shell(json, quiet, debug)
     if out is None:
         raise WorkbenchError("give the file to write with --out FILE")
+    if summary is not None:
+        check_destination(summary, out)
     if sign is not None:
         if sign not in signing.TOOLS:
             raise UnknownNameError("tool", sign, signing.TOOLS)
@@ -127,10 +130,14 @@ def check(
     Exit code 1 if a byte was changed or two parts contradict each other; the member is named.
     """
     from workbench.export.evidence.check import check_bundle
-    from workbench.files import write_atomic
+    from workbench.files import check_destination, write_atomic
     from workbench.report.evidence_text import check_markdown, print_check
 
     shell = Shell(json, quiet, debug)
+    if summary is not None:
+        check_destination(summary, bundle)
+    if sha256 is not None and re.fullmatch("[0-9a-fA-F]{64}", sha256.strip()) is None:
+        raise WorkbenchError(f"--sha256 {sha256!r} is no SHA-256: give its 64 hexadecimal digits")
     document = check_bundle(bundle, sha256=sha256, signature=_signature(public_key, signer, issuer))
     if summary is not None:
         write_atomic(summary, check_markdown(document))
@@ -158,10 +165,12 @@ def run(
     if something that it states could not be repeated here.
     """
     from workbench.export.evidence.run import run_bundle
-    from workbench.files import write_atomic
+    from workbench.files import check_destination, write_atomic
     from workbench.report.evidence_text import print_run, run_markdown
 
     shell = Shell(json, quiet, debug)
+    if summary is not None:
+        check_destination(summary, bundle)
     document = run_bundle(shell.workspace(), bundle, pick or [], shell.note)
     if summary is not None:
         write_atomic(summary, run_markdown(document))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from workbench.report.documents import ModuleDocument
 
+DEFAULT_MACHINE = "gb300"
 TARGETS = ("module", "vllm")
 """What `--to` takes."""
 
@@ -82,7 +83,7 @@ def command(
     ] = None,
     machine: Annotated[
         str, typer.Option("--machine", metavar="M", help="Machine of the predicted time.")
-    ] = "gb300",
+    ] = DEFAULT_MACHINE,
     seed: SeedOption = 0,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -99,11 +100,12 @@ def command(
         kernel_options = {"KERNEL": kernel, "--op": op, "--workload": workload, "--arch": arch}
         lists = {"--knob": knob, "--waive": waive}
         files = {"--waivers": waivers, "--draft-waivers": draft_waivers}
-        given = [name for name, value in {**kernel_options, **lists, **files}.items() if value]
+        numbers = {"--machine": machine if machine != DEFAULT_MACHINE else None, "--seed": seed}
+        given = [n for n, value in {**kernel_options, **lists, **files, **numbers}.items() if value]
         _package(shell, to, out, pick or [], given)
         return
     if out is not None or pick:
-        raise WorkbenchError("--out and --pick go with --to module")
+        raise WorkbenchError("--out and --pick go with --to module and --to vllm")
     if kernel is None:
         raise WorkbenchError(
             "give the KERNEL to verify and export, or --to module --out DIR for a package of all winners"

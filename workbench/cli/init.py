@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from workbench.cli.shell import DebugOption, JsonOption, QuietOption, Shell
+from workbench.errors import WorkbenchError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to lay the workspace out in.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder to lay the workspace out in.")],
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -20,7 +21,9 @@ def command(
     from workbench.export.layout import lay_out
 
     shell = Shell(json, quiet, debug)
-    document = lay_out(folder)
+    if not folder:
+        raise WorkbenchError("the folder's name is empty; `workbench init .` uses the current folder")
+    document = lay_out(Path(folder))
     shell.show(
         document,
         lambda console: console.print(

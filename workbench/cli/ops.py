@@ -7,13 +7,16 @@ from typing import Annotated
 import typer
 
 from workbench.cli.shell import DebugOption, JsonOption, QuietOption, Shell
+from workbench.errors import WorkbenchError
+
+DEFAULT_MACHINE = "gb300"
 
 
 def command(
     op: Annotated[str | None, typer.Argument(metavar="[OP]", help="Show this op's contract.")] = None,
     machine: Annotated[
         str, typer.Option("--machine", metavar="M", help="Machine of the roofline.")
-    ] = "gb300",
+    ] = DEFAULT_MACHINE,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -25,6 +28,10 @@ def command(
     shell = Shell(json, quiet, debug)
     workspace = shell.workspace()
     if op is None:
+        if machine != DEFAULT_MACHINE:
+            raise WorkbenchError(
+                "--machine is of an op's rooflines; name the op: `workbench ops OP --machine M`"
+            )
         listing = list_ops(workspace)
         shell.show(listing, lambda console: print_ops(listing, console))
     else:

@@ -21,17 +21,28 @@ from workbench.cli.shell import (
     Shell,
     UnsafeCompileOption,
     WorkloadOption,
+    given,
+    option,
 )
 from workbench.errors import UnknownNameError, WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.agent.model import Limits
     from workbench.agent.online import Plan
+    from workbench.agent.run import RunSettings
 
 OFFLINE = "offline"
+_ANY = {"workers", "unsafe_compile", "json", "quiet", "debug", "profile"}
+"""Options that go with `--resume` whatever the run was begun with."""
+_OF_OFFLINE = {"batch", "template"}
+_OF_MODELS = {
+    "base_url", "strategy", "chains", "migrate_every", "tune_batch",
+    "max_tokens", "max_usd", "max_seconds", "max_stall",
+}  # fmt: skip
 
 
 def command(
+    context: typer.Context,
     op: OptionalOpOption = None,
     workload: WorkloadOption = None,
     arch: ArchOption = "sm_103a",
@@ -111,6 +122,13 @@ def command(
     shell = Shell(json, quiet, debug)
     if max_usd == 0 or max_seconds == 0:
         raise WorkbenchError("a limit of 0 allows nothing; leave it out for no limit")
+    said = given(context)
+    if replay is not None:
+        _refuse_beside_replay(said)
+    elif resume is not None:
+        _refuse_other_settings(said, shell, resume)
+    else:
+        _refuse_of_other_proposer(said, agent != OFFLINE or profile is not None)
     plan = None
     if agent != OFFLINE or profile is not None:
         from workbench.agent.model import Limits
@@ -149,13 +167,66 @@ def _plan(agent: str, path: Path | None, base_url: str | None, strategy: str, li
     from workbench.agent.online import Plan
     from workbench.agent.strategies import Strategy
 
-    if agent != OFFLINE and difflib.get_close_matches(agent, [OFFLINE], cutoff=0.8):
+    if not agent or (agent != OFFLINE and difflib.get_close_matches(agent, [OFFLINE], cutoff=0.8)):
         raise UnknownNameError("agent", agent, [OFFLINE])  # a slip, no model
     if strategy not in list(Strategy):
         raise UnknownNameError("strategy", strategy, list(Strategy))
     profile = load_profile(path) if path is not None else Profile(model=agent)
     if agent != OFFLINE:
-        profile = profile.model_copy(update={"model": agent})
+        profile = profile.changed(model=agent)
     if base_url is not None:
-        profile = profile.model_copy(update={"base_url": base_url})
+        profile = profile.changed(base_url=base_url)
     return Plan(profile, Strategy(strategy), limits=limits)
+
+
+def _refuse_beside_replay(said: dict[str, object]) -> None:
+    for name in said:
+        if name not in _ANY - {"profile"} | {"replay"}:
+            raise WorkbenchError(
+                f"{option(name)} does not go with --replay, which repeats a run with its own settings; "
+                "leave it out"
+            )
+
+
+def _refuse_of_other_proposer(said: dict[str, object], with_model: bool) -> None:
+    """Refuse options that the proposer of this run would not look at."""
+    for name in said:
+        if with_model and name in _OF_OFFLINE:
+            raise WorkbenchError(f"{option(name)} is of the offline proposer; leave it out, or --agent MODEL")
+        if not with_model and name in _OF_MODELS:
+            raise WorkbenchError(
+                f"{option(name)} is of language models; name one with --agent MODEL or --profile, "
+                "or leave it out"
+            )
+
+
+def _refuse_other_settings(said: dict[str, object], shell: Shell, run_id: str) -> None:
+    """Refuse settings that differ from those that the run was begun with and goes on with."""
+    from workbench.agent.run import RunStore
+
+    begun = _begun_with(RunStore.open(shell.workspace().runs, run_id)[1])
+    for name, value in said.items():
+        if name not in _ANY | {"resume"} and begun.get(name) != value:
+            was = f"{option(name)} {begun[name]}" if begun.get(name) is not None else f"no {option(name)}"
+            raise WorkbenchError(
+                f"run {run_id} was begun with {was} and goes on with its own settings; "
+                f"leave {option(name)} out"
+            )
+
+
+def _begun_with(settings: RunSettings) -> dict[str, object]:
+    """Settings of a run by the name of the option that says them."""
+    begun: dict[str, object] = {
+        "op": settings.op, "workload": settings.workload, "arch": settings.arch, "machine": settings.machine,
+        "agent": settings.agent, "seed": settings.seed, "rounds": settings.rounds,
+    }  # fmt: skip
+    model = settings.model
+    if model is None:
+        return {**begun, "batch": settings.batch, "template": list(settings.templates)}
+    limits = model.limits
+    return {
+        **begun, "agent": model.profile.model, "base_url": model.profile.base_url, "strategy": model.strategy,
+        "chains": model.chains, "migrate_every": model.migrate_every, "tune_batch": model.tune_batch,
+        "max_tokens": limits.tokens, "max_usd": limits.usd, "max_seconds": limits.seconds,
+        "max_stall": limits.stall,
+    }  # fmt: skip

@@ -56,6 +56,8 @@ def command(
 
     shell = Shell(json, quiet, debug)
     if schema is not None:
+        if run is not None or claim is not None or to is not None:
+            raise WorkbenchError("--schema prints a schema and nothing else; leave RUN, --claim and --to out")
         import json as text
 
         sys.stdout.write(text.dumps(json_schema(schema), indent=1, sort_keys=True) + "\n")

@@ -142,6 +142,19 @@ def complain(message: str) -> None:
     print(f"workbench: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+def given(context: typer.Context) -> dict[str, object]:
+    """Values of the parameters that stand on the command line, by name; defaults are left out."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return {
+        n: context.params[n] for n, source in sources if source is not None and source.name == "COMMANDLINE"
+    }
+
+
+def option(name: str) -> str:
+    """A parameter's name as it is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
 def exit_code(verdict: Verdict, strict: bool) -> Exit:
     """Exit code that goes with a verdict."""
     if verdict.value == "fail":

@@ -14,7 +14,7 @@ _CONTENT = {
     "verifiers": ("*.py",),
     "templates": ("*/*.py",),
     "notebooks": ("*.ipynb",),
-    "docs": ("*.md", "rules/*.md"),
+    "docs": ("*.md", "rules/*.md", "schemas/*.json"),
 }
 _EMPTY = ("generated_kernels", "tuning_db")
 

@@ -159,7 +159,7 @@ def _parse_manifest(path: Path, data: bytes) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as e:
         first = e.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"]) or "its start"
         raise ContentError(path, f"is damaged at {place}: {first['msg']}; export the kernel again") from e
 
 

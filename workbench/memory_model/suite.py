@@ -119,10 +119,12 @@ def check_files(
         note: is told why a test was given up.
 
     Raises:
-        LitmusError: for a file that cannot be understood.
+        LitmusError: for a file that cannot be understood, or expected verdicts of other tests alone.
     """
     wanted = _by_path(expected) if expected is not None else {}
     tests = find_tests(paths)
+    if expected is not None and not any(path.resolve() in wanted for _, path in tests):
+        raise LitmusError(expected, "names none of these tests; its paths are relative to itself")
     parsed = [(name, path, read(path)) for name, path in tests]
     results = []
     for name, path, test in parsed:

@@ -92,7 +92,7 @@ class EvidenceCheckDocument(Document):
     signature: str
     """What is known of a signature: who signed, or that nothing was checked."""
     members: int
-    """Members that are as they were written."""
+    """Members that are as they were written, the list of hashes included."""
     kernels: tuple[EvidenceKernel, ...]
     notes: tuple[str, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workbench.errors import UnknownNameError
 from workbench.records import Record, RecordStore
 from workbench.report.documents import (
     ExportedRecordsDocument,
@@ -28,9 +29,17 @@ def list_records(
     run: str | None = None,
     limit: int = 50,
 ) -> RecordsDocument:
-    """The newest `limit` records that match, newest first."""
+    """The newest `limit` records that match, newest first.
+
+    Raises:
+        UnknownNameError: if `op` is neither an op of the workspace nor one that a record is of.
+    """
     records = store(workspace)
     found = records.query(op=op, workload=workload, run=run)
+    if op is not None and not found:
+        known = {*workspace.op_names()} | {r.key.op for r in records.query()}
+        if op not in known:
+            raise UnknownNameError("op", op, known)
     return RecordsDocument(
         path=str(records.path.relative_to(workspace.root)),
         total=len(found),

@@ -86,6 +86,8 @@ class Trace:
 
 def _place(text: str) -> Place:
     numbers = [int(x, 0) for x in text.split(",")]
+    if min(numbers) < 0:
+        raise ValueError(text)
     if len(numbers) == 1:
         return numbers[0]
     if len(numbers) != 3:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from pydantic import BaseModel, ConfigDict
 
 from workbench.artifact import Artifact
+from workbench.errors import WorkbenchError
 from workbench.findings import Finding, Severity
 from workbench.ops.model import Op, Role
 from workbench.simulator import Memory, SimulationOptions, Trace, simulate
@@ -41,8 +43,9 @@ def trace_artifact(
 
     Raises:
         UnsupportedInstruction: if the simulator lacks an instruction.
-        WorkbenchError: if the buffer or generator does not exist.
+        WorkbenchError: if the thread, buffer or generator does not exist.
     """
+    _refuse_absent_thread(artifact, what)
     workload = op.workload(artifact.workload)
     memory = Memory()
     Case.create(op, workload, generator, seed, memory)
@@ -55,6 +58,23 @@ def trace_artifact(
         op=op.name, workload=workload.name, template=artifact.template, arch=artifact.arch,
         generator=generator, seed=seed, traced=text, trace=outcome.trace, findings=outcome.findings,
     )  # fmt: skip
+
+
+def _refuse_absent_thread(artifact: Artifact, what: Trace) -> None:
+    """Raise WorkbenchError if no launch has the thread that is to be traced."""
+    if what.thread is None:
+        return
+    cta, thread = what.thread
+    if any(_within(cta, launch.grid) and _within(thread, launch.block) for launch in artifact.launches):
+        return
+    sizes = "; ".join(f"{x.kernel} has grid {x.grid} and block {x.block}" for x in artifact.launches)
+    raise WorkbenchError(f"no launch has CTA {cta} with thread {thread}, counted from 0: {sizes}")
+
+
+def _within(place: Place, extent: tuple[int, int, int]) -> bool:
+    if isinstance(place, int):
+        return place < math.prod(extent)
+    return all(at < size for at, size in zip(place, extent, strict=True))
 
 
 _THREAD = re.compile(r"cta=\((\d+),(\d+),(\d+)\) thread=\((\d+),(\d+),(\d+)\)")

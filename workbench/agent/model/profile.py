@@ -16,10 +16,11 @@ output = 10.0
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.errors import ContentError, WorkbenchError
 from workbench.files import read_toml
@@ -41,7 +42,7 @@ class Price(_Data):
 class Profile(_Data):
     """A model and how it is called."""
 
-    model: str
+    model: str = Field(min_length=1)
     base_url: str | None = None
     """Of the server; the client's default (or OPENAI_BASE_URL) if it is left out."""
     api_key_env: str = "OPENAI_API_KEY"
@@ -56,6 +57,25 @@ class Profile(_Data):
     sampling: dict[str, Any] = {}
     """Passed on to the server: temperature, top_p, seed, reasoning_effort, …"""
     price: Price | None = None
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is not None and re.match(r"https?://[^/\s]", value) is None:
+            raise ValueError(f"{value!r} is no address of a server; give http://HOST/v1 or https://HOST/v1")
+        return value
+
+    def changed(self, **fields: str) -> Profile:
+        """This profile with some fields set anew.
+
+        Raises:
+            WorkbenchError: if a value is not one that the field may have.
+        """
+        try:
+            return Profile.model_validate({**self.model_dump(), **fields})
+        except ValidationError as e:
+            first = e.errors()[0]
+            raise WorkbenchError(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from e
 
     def api_key(self) -> str:
         """Return the key from the environment.

@@ -166,6 +166,8 @@ def _audits(
 def _read(path: Path) -> tuple[Module | None, Cubin | None, SassModule | None, str | None]:
     """The PTX, the cubin and its SASS, and why there is no SASS if there is none."""
     suffix = path.suffix.lower()
+    if not path.exists():
+        raise ContentError(path, "there is no such file or folder")
     if suffix not in (".ptx", ".cubin"):
         raise ContentError(path, "is neither a .ptx nor a .cubin file")
     ptx_path, cubin_path = path.with_suffix(".ptx"), path.with_suffix(".cubin")
