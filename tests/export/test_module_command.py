@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import jsonschema
@@ -31,6 +32,22 @@ def test_the_document_and_the_table(workspace: Workspace, capsys: pytest.Capture
     assert main(["export", "--to", "module", "--out", "out"]) == 0
     told = capsys.readouterr().out
     assert f"k3_decode {document['version']} written to out" in told and "wheel dist/" in told
+
+
+def test_the_vllm_plugin_comes_with_its_entry_point_and_goes_with_it(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = []
+    for target, there in (("vllm", True), ("module", False)):
+        assert main(["export", "--to", target, "--out", "out", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        versions.append(document["version"])
+        with zipfile.ZipFile(Path("out", document["wheel"])) as wheel:
+            held = {n.split("/", 1)[-1] for n in wheel.namelist()}
+        for file in ("entry_points.txt", "vllm/executor.py", "k3_decode_plugin.py"):
+            assert (file in held) == there, file
+        assert Path("out", "entry_points.txt").exists() == there
+    assert versions[0] != versions[1]
 
 
 @pytest.mark.parametrize(
