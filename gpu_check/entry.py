@@ -1,7 +1,7 @@
 """Runs the checks of the folder it lies in: `python3 run.py`. The build writes it; no checkout is needed.
 
 Without a CUDA device it says so, claims nothing and exits with 0. Exit code 1: something that was run is
-wrong; 2: a device is there and a package is missing, or the device is of another arch.
+wrong; 2: a device is there and a package or a part of the folder is missing, or it is of another arch.
 """
 
 from __future__ import annotations
@@ -45,6 +45,19 @@ def missing(packages: dict[str, str]) -> list[str]:
     return found
 
 
+def unusable(folder: Path, to: Path, seconds: float | None) -> str:
+    """What is wrong with the folder or the options, before the device is used; empty if nothing is."""
+    if not (folder / "plan.json").is_file():
+        return f"{folder} has no plan.json; build it again with `make gpu-check` and copy all of it"
+    if to.is_dir():
+        return f"{to} is a folder; give a file with --to"
+    if not to.absolute().parent.is_dir():
+        return f"{to.absolute().parent} is no folder; give another place with --to"
+    if seconds is not None and not seconds > 0:
+        return f"--seconds {seconds:g} leaves no time"
+    return ""
+
+
 def main() -> int:
     """Run, report, exit code."""
     parser = argparse.ArgumentParser(description="checks on a GPU what was simulated without one")
@@ -61,6 +74,9 @@ def main() -> int:
         return 0
     if lacking := missing(NEEDED | FOR_TEMPLATES):
         print(f"a GPU is there, but {sys.executable} cannot import {', '.join(lacking)}; nothing was run")
+        return 2
+    if wrong := unusable(FOLDER, given.to, given.seconds):
+        print(f"{wrong}; nothing was run")
         return 2
     sys.path.insert(0, str(FOLDER))
     from gpu_check import conduct
