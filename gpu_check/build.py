@@ -119,6 +119,7 @@ def _fill(workspace: Workspace, out: Path, say: Say, choice: Choice) -> dict[str
 
 
 def _template_sections(built: Built) -> list[Section]:
+    """Numerics, then times, of every op; the longest last, so that it costs no other its time."""
     found = []
     ops = list(dict.fromkeys(k["op"] for k in built.kernels))
     for op in ops:
@@ -128,7 +129,8 @@ def _template_sections(built: Built) -> list[Section]:
         references = {k["workload"]: k["standard_s"] * len(k["generators"]) for k in mine}
         estimate = round(6 + 0.15 * runs + sum(references.values()), 1)
         found.append(Section(f"numerics/{op}", f"numerics: {op}", estimate, 120))
-    for op in ops:
+    found.sort(key=lambda s: s.estimate_s)
+    for op in [s.name.split("/")[1] for s in found]:
         timed = [k for k in built.kernels if k["op"] == op and k["predicted"] is not None]
         if timed:
             found.append(Section(f"timing/{op}", f"measured time: {op}", 4 + 1.5 * len(timed), 60))
