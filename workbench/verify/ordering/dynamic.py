@@ -52,6 +52,8 @@ _BUFFER_BYTE = 0.5e-9
 _MOST_MEMORY = 1 << 31
 _MOST_SHARED = 1 << 28
 """Bytes of shared memory of all CTAs that are simulated."""
+_MOST_CTAS = 128
+"""CTAs that are run of a grid that is too large to be run whole."""
 _ONE_RUN = 40
 """Part of the budget that a run may be estimated to take before CTAs are left out."""
 _LOOP = 8
@@ -141,7 +143,8 @@ def audit_dynamic(
     some: int | None = None
     if len(launches) == 1 and not meets_others(module.kernel(launches[0].kernel)):
         share = min(budget / _ONE_RUN / (work or 1), _MOST_SHARED / (shared or 1))
-        ctas = max(int(math.prod(launches[0].grid) * share), 4 * math.prod(launches[0].cluster))
+        ctas = min(int(math.prod(launches[0].grid) * share), _MOST_CTAS)
+        ctas = max(ctas, 4 * math.prod(launches[0].cluster))
         some = ctas if share < 1 and ctas < math.prod(launches[0].grid) else None
     elif work > budget / 2:
         return DynamicAudit(
