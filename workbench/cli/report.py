@@ -10,6 +10,7 @@ import typer
 
 from workbench.cli.shell import DebugOption, Exit, JsonOption, QuietOption, Shell, StrictOption
 from workbench.errors import WorkbenchError
+from workbench.files import check_destination
 
 
 def command(
@@ -75,6 +76,8 @@ def command(
         listing = runs.list_runs(workspace)
         shell.show(listing, lambda console: print_runs(listing, console))
         return
+    if to is not None:
+        check_destination(to)
     result = runs.load(workspace, run)
     if to is not None:
         runs.write(workspace, result, to)
