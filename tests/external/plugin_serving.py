@@ -315,19 +315,15 @@ def forward(model: Any, config: Any, step: Any) -> torch.Tensor:
 
 
 def asked() -> dict[str, Any]:
-    """Whether a deployment with the key starts, and what it says if not."""
-    cls = loaded()
+    """What a deployment with the key says, and whether one without it starts as vLLM's own."""
+    cls, error = loaded(), ""
     try:
         built(cls, configured({"k3_decode": {"reference": True}}))
     except ValueError as e:
-        return {"class": f"{cls.__module__}:{cls.__qualname__}", "error": str(e), "metric": metrics()}
-    return {"class": f"{cls.__module__}:{cls.__qualname__}", "error": ""}
-
-
-def unasked() -> dict[str, Any]:
-    """Whether a deployment without the key starts."""
-    model = built(loaded(), configured({}))
-    return {"stock": isinstance(model, stock_class()), "config": model.specialized_decode_config is None}
+        error = str(e)
+    model = built(cls, configured({}))
+    stock = isinstance(model, stock_class()) and model.specialized_decode_config is None
+    return {"error": error, "stock": stock, "metric": metrics()}
 
 
 def metrics() -> dict[str, float]:

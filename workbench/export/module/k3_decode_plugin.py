@@ -72,8 +72,9 @@ def _refusing() -> Any:
         extra = getattr(vllm_config, "additional_config", None)
         if isinstance(extra, dict) and extra.get(KEY) not in (None, False):
             raise ValueError(
-                f"k3_decode does not support this deployment, for 1 reason; change it or take {KEY!r} out of"
-                f" additional_config:\n  - the plugin is broken and cannot be loaded: {_problem}"
+                "k3_decode does not support this deployment, for 1 reason; change that or take"
+                f" {KEY!r} out of additional_config:\n  - the plugin is broken and cannot be loaded:"
+                f" {_problem}"
             )
         base.__init__(self, vllm_config=vllm_config, prefix=prefix)
 

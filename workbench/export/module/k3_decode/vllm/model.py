@@ -47,7 +47,7 @@ def admitted(vllm_config: Any) -> Any:
         state.note("refused", "; ".join(wrong))
         raise ValueError(
             f"k3_decode does not support this deployment, for {len(wrong)}"
-            f" reason{'s' if len(wrong) > 1 else ''}; change them or take {KEY!r} out of additional_config:\n"
+            f" reason{'s' if len(wrong) > 1 else ''}; change that or take {KEY!r} out of additional_config:\n"
             f"{reasons}"
         )
     return made
