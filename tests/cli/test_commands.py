@@ -32,6 +32,15 @@ def test_doctor_proves_what_it_says(run: Any, workspace: Workspace) -> None:
         assert capability["status"] == "ok" or capability["fix"]
 
 
+def test_doctor_fails_where_something_is_missing(run: Any, workspace: Workspace) -> None:
+    workspace.tuning_db.mkdir()
+    (workspace.tuning_db / "records.sqlite").write_text("no database")
+    result = run("doctor", "--json")
+    capabilities = {c["name"]: c["status"] for c in result.json("doctor")["capabilities"]}
+    assert result.code == 1 and capabilities["tuning records"] == "missing"
+    assert run("doctor", "--quiet").code == 1
+
+
 def test_doctor_fails_without_a_compiler(
     run: Any, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

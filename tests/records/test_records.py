@@ -281,6 +281,21 @@ def test_bad_files_are_left_untouched(tmp_path: Path) -> None:
         assert path.read_bytes() == case.content
 
 
+def test_a_file_that_may_not_be_written_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("create table records (x)")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    with pytest.raises(WorkbenchError, match=r"cannot open .* writable"):
+        RecordStore(path)
+
+
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkbenchError, match="cannot"):

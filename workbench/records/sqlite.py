@@ -54,6 +54,10 @@ def inspect(path: Path, what: str) -> FileState | None:
     except sqlite3.OperationalError as e:
         if "locked" in str(e) or "unable to open" in str(e):
             raise WorkbenchError(f"cannot open the {what} {path}: {e}; try again, or check the folder") from e
+        if "readonly" in str(e):
+            raise WorkbenchError(
+                f"cannot open the {what} {path}: {e}; make the file and its folder writable"
+            ) from e
         raise WorkbenchError(f"the {what} {path} is damaged ({e}); {advice}") from e
     except sqlite3.DatabaseError as e:
         raise WorkbenchError(f"the {what} {path} is damaged ({e}); {advice}") from e

@@ -46,8 +46,9 @@ class DoctorDocument(Document):
 
     @property
     def usable(self) -> bool:
-        """True if kernels can be compiled and simulated."""
-        return self.can_compile and self.can_simulate
+        """True if kernels can be compiled and simulated, and nothing that is needed for it is missing."""
+        complete = all(c.status != "missing" for c in self.capabilities)
+        return self.can_compile and self.can_simulate and complete
 
 
 class OpSummary(Document):
