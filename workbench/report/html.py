@@ -32,7 +32,8 @@ table { border-collapse: collapse; margin: 1rem 0; font-size: 14px; }
 th, td { text-align: left; vertical-align: top;
          padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ddd; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
-.pass, .verified { color: #2b9348; } .fail, .refused, .failed { color: #c1121f; } .unknown, .lost { color: #b8860b; }
+.pass, .verified { color: #2b9348; } .fail, .refused, .failed { color: #c1121f; }
+.unknown, .lost { color: #b8860b; }
 code, pre { font-size: 13px; } pre { margin: 0; white-space: pre-wrap; }
 figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
 """
