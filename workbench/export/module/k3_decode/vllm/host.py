@@ -104,7 +104,7 @@ def facts(config: Any) -> Facts:
     )
     ready = launcher()
     return Facts(
-        device=str(platform.device_type),
+        device=str(platform.device_type) or "unspecified",
         arch=current_arch() if platform.is_cuda() else None,
         arches=tuple(sorted({k.arch for k in table().kernels})),
         launcher="" if ready.met else ready.detail,
