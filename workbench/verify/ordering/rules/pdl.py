@@ -224,8 +224,8 @@ class _Rules:
                 Severity.WARNING,
                 s.place,
                 name,
-                f"{name} is read with {what} after the wait of the same thread; today's compilers keep "
-                "that order but nothing promises it, as such loads lie outside the memory model",
+                f"{name} is read with {what} after the wait of the same thread; nothing promises that order, "
+                "as such loads lie outside the memory model, and ptxas has been seen to lift one above the wait",
                 "load activations with an ordinary ld.global",
             )
             return False
