@@ -225,7 +225,7 @@ class _Rules:
                 s.place,
                 name,
                 f"{name} is read with {what} after the wait of the same thread; nothing promises that order, "
-                "as such loads lie outside the memory model, and ptxas has been seen to lift one above the wait",
+                "as such loads lie outside the memory model, and ptxas was seen to lift one above a wait",
                 "load activations with an ordinary ld.global",
             )
             return False
