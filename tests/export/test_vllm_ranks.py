@@ -177,7 +177,7 @@ def copy_tensors(into: Any, of: Any) -> None:
 def test_a_step_is_captured_once_and_replayed(package: ModuleType, tokens: int) -> None:
     """Two graphs of one deployment, replayed in turn with other batches, padding and accepted tokens: each
     replay equals stock, with nothing of Python's left to count them."""
-    both = pair(package, tokens, sizes=(12,))
+    both = pair(package, tokens, sizes=(3 * tokens,))
     both.step({0: 3, 1: 2, 2: 1})
     own, stocks = both.requests[1], both.requests[0]
 
