@@ -16,9 +16,10 @@ from workbench.ops.model import Role
 from workbench.simulator import Memory
 from workbench.verify.ordering import AuditTarget, audit_file
 from workbench.verify.ordering.contents import Fill, SimulatedBuffer, place, reset
-from workbench.verify.ordering.dynamic import DynamicLaunch, audit_dynamic
+from workbench.verify.ordering.dynamic import audit_dynamic
 from workbench.verify.ordering.joining import premises
 from workbench.verify.ordering.polls import polls_memory, sentinels
+from workbench.verify.ordering.runs import DynamicLaunch
 from workbench.verify.ordering.schedules import PLAIN, Schedule
 from workbench.verify.report import Verdict
 

@@ -17,7 +17,8 @@ from workbench.ops.model import Role
 from workbench.verify.contract import Contract, ContractKernel
 from workbench.verify.ordering.binding import Launch
 from workbench.verify.ordering.contents import SimulatedBuffer
-from workbench.verify.ordering.dynamic import LATER, DynamicAudit, DynamicLaunch, dynamic_or_reason
+from workbench.verify.ordering.dynamic import DynamicAudit, dynamic_or_reason
+from workbench.verify.ordering.runs import LATER, DynamicLaunch
 from workbench.verify.ordering.static import KernelAudit
 from workbench.verify.report import Verdict
 from workbench.verify.tensor_maps import MAP_BYTES
