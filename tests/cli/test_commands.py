@@ -271,7 +271,7 @@ def test_records_of_a_run_travel(
     listed = run("db", "list", "--op", "rmsnorm", "--json").json("db-list")
     assert listed["total"] == len(listed["records"]) == 6 and listed["unusable"] == 0
     assert {r["objective"] for r in listed["records"]} == {"predicted"}
-    assert run("db", "list", "--op", "moe_topk", "--json").json("db-list")["records"] == []
+    assert "'rmsnrm'" in run("db", "list", "--op", "rmsnrm").complaint
     file = str(workspace.root / "out.jsonl")
     assert run("db", "export", file, "--json").json("db-export")["records"] == 6
     monkeypatch.chdir(workspace.root)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import workbench as wb
 from tests.cli.conftest import run as run_fixture
 from tests.records.test_records import make_record
 from tests.report.conftest import prediction
@@ -111,7 +112,19 @@ def test_a_timing_is_measured_and_carries_its_protocol(tmp_path: Path) -> None:
     }
 
 
-WINNER = next((Path(__file__).parents[2] / "generated_kernels").glob("*/*/*/manifest.json")).parent
+REPOSITORY = Workspace(Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def winner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a verified, predicted and exported kernel."""
+    root = tmp_path_factory.mktemp("claims")
+    for name in ("verifiers", "templates"):
+        (root / name).symlink_to(REPOSITORY.root / name)
+    workspace = Workspace(root)
+    kernel = wb.compile_kernel("row", op="rmsnorm", workload="small_b1", workspace=workspace)
+    document = wb.export_kernel(kernel, workspace=workspace)
+    return root / document.folder
 
 
 def timed(key: str) -> MeasuredTime:
@@ -119,8 +132,8 @@ def timed(key: str) -> MeasuredTime:
     return MeasuredTime.model_validate({**said, "artifact_key": key, "generator": "ordinary", "seed": 3})
 
 
-def test_a_timing_beside_its_kernel_knows_its_op(tmp_path: Path) -> None:
-    manifest = json.loads((WINNER / "manifest.json").read_text())
+def test_a_timing_beside_its_kernel_knows_its_op(winner: Path, tmp_path: Path) -> None:
+    manifest = json.loads((winner / "manifest.json").read_text())
     for key, known in ((manifest["key"], True), ("another", False)):
         (tmp_path / "manifest.json").write_text(json.dumps(manifest))
         (tmp_path / "timing.json").write_text(timed(key).model_dump_json())
@@ -130,13 +143,13 @@ def test_a_timing_beside_its_kernel_knows_its_op(tmp_path: Path) -> None:
         assert (found["premises"].get("workload") == manifest["workload"]) == known
 
 
-def test_a_bundle_of_evidence_holds_predicted_and_measured(tmp_path: Path) -> None:
+def test_a_bundle_of_evidence_holds_predicted_and_measured(winner: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "evidence.tar"
-    repository = Workspace(Path(__file__).parents[2])
-    make_bundle(repository, bundle, [WINNER], measure=lambda kernel: timed(kernel.manifest.key))
-    key = json.loads((WINNER / "manifest.json").read_text())["key"][:12]
+    workspace = Workspace(winner.parents[3])
+    make_bundle(workspace, bundle, [winner], measure=lambda kernel: timed(kernel.manifest.key))
+    key = json.loads((winner / "manifest.json").read_text())["key"][:12]
     predicted, measured = (measured_in(bundle, f"{key}/{kind}") for kind in ("predicted", "measured"))
-    assert predicted == measured_in(WINNER)
+    assert predicted == measured_in(winner)
     assert (measured["value"], measured["kind"]) == ("10.00", "measured")
     assert measured["premises"]["op"] == predicted["premises"]["op"]
     with pytest.raises(WorkbenchError, match=f"2 measurements .* '{key}/predicted', '{key}/measured'"):
@@ -219,11 +232,13 @@ def altered(document: Any, rng: random.Random) -> Any:
     return changed
 
 
-def test_no_damage_to_a_document_is_an_internal_error(result: RunResult, tmp_path: Path) -> None:
+def test_no_damage_to_a_document_is_an_internal_error(
+    result: RunResult, winner: Path, tmp_path: Path
+) -> None:
     rests = {"device": "H200", "method": "graph", "l2": "warm", "chains": 1}
     row = {"record": "timing", "kernel": "a", "measured": {"m": {"samples_us": [1.0], "premises": rests}}}
     whole = [
-        json.loads((WINNER / "manifest.json").read_text()),
+        json.loads((winner / "manifest.json").read_text()),
         json.loads(result.model_dump_json()),
         json.loads(make_record(5.0).model_dump_json()),
         json.loads(timed("k").model_dump_json()),
