@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
+from workbench.simulator.barriers import BARRIERS
 from workbench.simulator.ordering.asynchronous import Asynchronous
 from workbench.simulator.ordering.clocks import TooFineError
 from workbench.simulator.ordering.layers import fence_scope
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
 
 Array = npt.NDArray[Any]
-BARRIERS = 16
 
 
 class Synchronisation(Asynchronous):

@@ -327,10 +327,16 @@ class DecodeLayer:
         if whole:
             out = how.run("routed experts", "moe", block, given)["out"]
             return out
+        return self._routed(how, w, x, latent)
+
+    def _routed(self, how: Any, w: Tensors, x: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+        """Routing, experts and their weighted sum one by one, from the whole latent."""
         how.part("router logits")
         logits = glue.router(x, w["w_router"])
-        routed = how.run("routing", "moe_topk", {"logits": logits, "bias": w["bias"]}, given)
-        experts = {"latent": latent, "ids": routed["ids"], **{n: w[n] for n in names[3:]}}
+        given = {"logits": logits, "bias": w["bias"]}
+        routed = how.run("routing", "moe_topk", given, {"K": self.spec.chosen})
+        names = ("w13", "w13_scale", "w2", "w2_scale")
+        experts = {"latent": latent, "ids": routed["ids"], **{n: w[n] for n in names}}
         rows = how.run("routed experts", "moe_experts", experts, {})["expanded"]
         how.part("weighted sum of experts")
         return glue.combine(routed["weights"], rows)

@@ -274,13 +274,7 @@ class Layer(DecodeLayer):
         if whole:
             out = how.run("routed experts", "moe", block, given)["out"]
             return out
-        how.part("router logits")
-        logits = glue.router(x, w["w_router"])
-        routed = how.run("routing", "moe_topk", {"logits": logits, "bias": w["bias"]}, given)
-        experts = {"latent": latent, "ids": routed["ids"], **{n: w[n] for n in names[2:]}}
-        rows = how.run("routed experts", "moe_experts", experts, {})["expanded"]
-        how.part("weighted sum of experts")
-        return glue.combine(routed["weights"], rows)
+        return self._routed(how, w, x, latent)
 
 
 class Planned(_Planned):
