@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import tomllib
 from pathlib import Path
@@ -66,7 +67,7 @@ def read_toml(path: Path, most_bytes: int = 1 << 20) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > most_bytes:
-            raise ContentError(path, f"has more than {most_bytes} bytes; such a file is small")
+            raise ContentError(path, f"is too large: more than {most_bytes} bytes")
         text = path.read_text(encoding="utf-8")
     except OSError as e:
         raise ContentError(path, f"cannot be read: {e.strerror or e}") from e
@@ -82,4 +83,5 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
     except RecursionError as e:
         raise ContentError(path, "is not TOML: it is nested too deep") from e
     except ValueError as e:  # a date that does not exist is a bare ValueError
-        raise ContentError(path, f"is not TOML: {e}") from e
+        line = re.search(r"line (\d+)", str(e))
+        raise ContentError(path, f"is not TOML: {e}", int(line[1]) if line else None) from e

@@ -161,6 +161,7 @@ ENTRY = (
     ("text", "what"),
     [
         ("x", "is not TOML"),
+        (f"a = {'1' * 4400}", "is not TOML"),
         ("a = 1\n", "it may hold entries"),
         ("waiver = 3\n", "it may hold entries"),
         (ENTRY + "by = 1\n", "waiver 1: by"),

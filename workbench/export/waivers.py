@@ -7,8 +7,6 @@ waived, and neither can a check that could not decide for another reason than it
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from workbench.artifact import stable_hash
 from workbench.errors import ContentError
+from workbench.files import read_toml
 from workbench.findings import Finding
 from workbench.verify.report import AUDITS, BESIDE_AUDITS, Check, Report, Verdict
 
 UNDECIDED = "undecided"
 """Rule of the findings that can be waived."""
-_LARGEST_FILE = 1 << 20
 
 _Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=3, max_length=2000)]
 
@@ -68,15 +66,7 @@ def read_waivers(path: Path) -> tuple[Waiver, ...]:
     Raises:
         ContentError: naming the file and what is wrong with it: an entry without reason, one given twice.
     """
-    try:
-        raw = path.read_bytes()
-        if len(raw) > _LARGEST_FILE:
-            raise ContentError(path, "is too large for a file of waivers")
-        document = tomllib.loads(raw.decode())
-    except OSError as e:
-        raise ContentError(path, f"cannot be read: {e.strerror or e}") from e
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
-        raise ContentError(path, f"is not TOML: {e}", _line_of(e)) from e
+    document = read_toml(path)
     entries = document.pop("waiver", [])
     if document or not isinstance(entries, list):
         odd = ", ".join(document) or "waiver"
@@ -132,8 +122,3 @@ def draft(report: Report, source_hash: str) -> str:
                 f'[[waiver]]\nfinding = "{mark}"\nsource = "{source_hash}"\nperson = ""\nreason = ""\n'
             )
     return "".join(parts)
-
-
-def _line_of(error: Exception) -> int | None:
-    m = re.search(r"line (\d+)", str(error))
-    return int(m[1]) if m else None
