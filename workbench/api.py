@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from workbench.errors import ContentError, UnknownNameError, WorkbenchError
+from workbench.errors import UnknownNameError, WorkbenchError
 from workbench.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -88,14 +88,16 @@ def compile_kernel(
         ContentError: if the file is wrong or does not compile (its cause is then the `CompileError`, which
             has the kind), or if an exported file is damaged.
     """
+    from workbench import kernels
+
     where = _found(workspace)
     path = Path(kernel)
     if not str(kernel):
         raise WorkbenchError("the kernel's name is empty; give a template's name or a path")
     if path.is_dir():
-        return _exported(path, op, workload, knobs, arch)
+        return kernels.exported(path, op, workload, knobs, arch)
     if path.suffix == ".py" or path.is_file():
-        template = _candidate(path, op)
+        template = kernels.candidate(path, op)
     elif "/" in str(kernel):
         raise WorkbenchError(f"{kernel}: there is no such file or folder; give a template's name or a path")
     elif op is None:
@@ -104,7 +106,7 @@ def compile_kernel(
         )
     else:
         template = load_template(op, str(kernel), where)
-    return _compiled(template, workload, knobs or {}, arch or DEFAULT_ARCH, where)
+    return kernels.compiled(template, workload, knobs or {}, arch or DEFAULT_ARCH, where)
 
 
 def simulate(
@@ -579,54 +581,3 @@ def _only(document: AuditDocument, name: str) -> AuditDocument:
 
 def _found(workspace: Workspace | None) -> Workspace:
     return workspace if workspace is not None else Workspace.find()
-
-
-def _candidate(path: Path, op: str | None) -> Template:
-    from workbench import templates
-
-    template = templates.load_template(path)
-    if op is not None and op != template.op:
-        raise WorkbenchError(
-            f"{path} is a template of op {template.op!r}, not of {op!r}; leave --op out or correct it"
-        )
-    return template
-
-
-def _compiled(
-    template: Template, workload: str | None, knobs: Mapping[str, Value], arch: str, workspace: Workspace
-) -> Artifact:
-    from workbench.compile import ArtifactCache, CompileError, CompileRequest, compile_candidate
-
-    contract = load_op(template.op, workspace)
-    for name in knobs:
-        if name not in template.knobs:
-            raise UnknownNameError("knob", name, template.knobs)
-    chosen = contract.workload(contract.workloads[0].name if workload is None else workload)
-    point = {**template.default, **knobs}
-    request = CompileRequest.of(contract, chosen, template, point, arch)
-    try:
-        return compile_candidate(request, ArtifactCache(workspace.cache))
-    except CompileError as e:
-        raise ContentError(template.path, f"{e.kind}: {e.message}", e.line) from e
-
-
-def _exported(
-    folder: Path, op: str | None, workload: str | None, knobs: Mapping[str, Value] | None, arch: str | None
-) -> Artifact:
-    from workbench.export import load_exported
-
-    artifact = load_exported(folder).artifact
-    wanted: dict[Literal["op", "workload", "arch"], str | None] = {
-        "op": op,
-        "workload": workload,
-        "arch": arch,
-    }
-    for name, value in wanted.items():
-        if value is not None and value != getattr(artifact, name):
-            raise WorkbenchError(
-                f"{folder} was exported for {name} {getattr(artifact, name)!r}, not {value!r};"
-                f" leave --{name} out"
-            )
-    if knobs:
-        raise WorkbenchError(f"{folder} holds a compiled kernel, whose knobs are fixed; leave --knob out")
-    return artifact
