@@ -466,7 +466,8 @@ RACES = frozenset(
         "race", "flag-without-acquire", "flag-without-release", "scope-too-narrow", "buffer-reuse",
         "mbarrier-phase",
         "cluster-barrier", "elected-arrive", "cp-async-group", "proxy-fence-missing",
-        "uninitialized-read", "barrier-reuse",
+        "uninitialized-read", "barrier-reuse", "pdl-load-before-wait", "pdl-early-trigger",
+        "pdl-chain-not-transitive",
     }
 )  # fmt: skip
 """Rules under which the simulator reports accesses that nothing orders."""

@@ -348,3 +348,45 @@ def decorated_programs(draw: st.DrawFn) -> mm.Litmus:
     locations = tuple(p.Location(name) for name in _PLACES)
     test = p.Litmus("decorated", locations, tuple(threads), p.Quantifier.EXISTS, Every(()))
     return mm.parse(mm.render(test))
+
+
+@st.composite
+def dependent_programs(draw: st.DrawFn) -> mm.Litmus:
+    """Two or three grids, each a programmatic dependent of the one before, of one or two threads each.
+
+    Each thread has a weak access or two, perhaps a fence, a trigger, a wait, and barriers with its CTA.
+    """
+    fresh = count_from(1)
+    threads: list[p.Thread] = []
+    grids = draw(st.sampled_from([2, 2, 3]))
+    for grid in range(grids):
+        count = draw(st.sampled_from([1, 1, 2])) if len(threads) < 3 else 1
+        codes: list[list[p.Instruction]] = []
+        for _ in range(count):
+            code: list[p.Instruction] = []
+            for step in range(draw(st.integers(1, 2)) if grids == 2 else 1):
+                address = p.Address(draw(st.sampled_from(_PLACES)))
+                if draw(st.booleans()):
+                    code.append(p.Store(address, (next(fresh),), p.Order.WEAK, None))
+                else:
+                    code.append(p.Load((p.Register(f"r{step}"),), address, p.Order.WEAK, None))
+            if draw(st.booleans()):
+                order = draw(st.sampled_from([p.Order.ACQ_REL, p.Order.ACQ_REL, p.Order.SC]))
+                scope = draw(st.sampled_from([p.Scope.GPU, p.Scope.GPU, p.Scope.CTA]))
+                code.insert(draw(st.integers(0, len(code))), p.Fence(order, scope))
+            if draw(st.booleans()):
+                code.insert(draw(st.integers(0, len(code))), p.GridControl(False))
+            if grid and draw(st.integers(0, 2)):
+                code.insert(draw(st.integers(0, len(code))), p.GridControl(True))
+            codes.append(code)
+        if count == 2 and draw(st.booleans()):
+            for code in codes:
+                code.insert(draw(st.integers(0, len(code))), p.Barrier("cta", True, 0))
+        apart = count == 2 and not any(isinstance(i, p.Barrier) for i in codes[0]) and draw(st.booleans())
+        for n, code in enumerate(codes):
+            place = p.Place(n if apart else 0, 0, None, grid)
+            threads.append(p.Thread(f"P{len(threads)}", place, tuple(code)))
+    locations = tuple(p.Location(name) for name in _PLACES)
+    edges = tuple(p.GridEdge(n, n - 1, True) for n in range(1, grids))
+    test = p.Litmus("dependent", locations, tuple(threads), p.Quantifier.EXISTS, Every(()), grids=edges)
+    return mm.parse(mm.render(test))

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
 
 from tests.memory_model.litmus_kernels import FEW, MANY, OWN, PUBLIC, compare, fitting
-from tests.memory_model.litmus_shapes import SHAPES, TWO, decorated_programs, shape, small_programs
+from tests.memory_model.litmus_shapes import (
+    SHAPES,
+    TWO,
+    decorated_programs,
+    dependent_programs,
+    shape,
+    small_programs,
+)
 from workbench import memory_model as mm
 from workbench.memory_model import program as p
 
@@ -66,6 +73,25 @@ def test_decorated_skeletons(test: mm.Litmus) -> None:
     _check(test, FEW)
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(dependent_programs())
+def test_dependent_grids(test: mm.Litmus) -> None:
+    _check_dependent(test, FEW)
+
+
+def _check_dependent(test: mm.Litmus, seeds: int) -> None:
+    note(mm.render(test))
+    found = compare(test, seeds)
+    assert (found.ends, found.missed, found.false_alarms) == ((), False, ())
+
+
+@pytest.mark.slow
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(dependent_programs())
+def test_many_dependent_grids(test: mm.Litmus) -> None:
+    _check_dependent(test, MANY)
+
+
 @pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(small_programs(distinct=True))
@@ -80,21 +106,6 @@ def test_many_decorated_skeletons(test: mm.Litmus) -> None:
     _check(test, MANY)
 
 
-LAUNCHES = "happens-before is not followed from one launch to the next"
-MISSED = {
-    "pdl-barrier-before-wait": LAUNCHES,
-    "pdl-chain-broken": LAUNCHES,
-    "pdl-load-before-wait": LAUNCHES,
-    "pdl-no-wait": LAUNCHES,
-    "pdl-no-wait-no-trigger": LAUNCHES,
-    "pdl-other-thread-waits": LAUNCHES,
-    "pdl-release-after-trigger": LAUNCHES,
-    "pdl-release-fence-narrow": LAUNCHES,
-    "pdl-release-other-store": LAUNCHES,
-    "pdl-release-second-trigger": LAUNCHES,
-    "pdl-write-before-wait": LAUNCHES,
-}
-"""Own tests whose race no schedule shows yet, and why."""
 ORDERED = frozenset(("cluster-barrier-relaxed-fence",))
 """Own tests whose race is none to the simulator: the ISA's text on barrier.cluster fences before a relaxed
 arrival, which its memory model does not mention."""
@@ -105,8 +116,6 @@ def test_own_litmus_tests(path: Path) -> None:
     """Also those with copies, mbarriers, clusters and dependent grids."""
     found = compare(mm.read(path), FEW)
     assert found.false_alarms == ()
-    if found.missed and path.stem in MISSED:
-        pytest.xfail(MISSED[path.stem])
     assert found.missed == (path.stem in ORDERED)
 
 

@@ -176,11 +176,11 @@ ret;
 
 
 def chain(
-    kernels: list[str], early: bool, waits: bool = True, idle_waits: bool = True
+    kernels: list[str], early: bool, waits: bool = True, idle_waits: bool = True, fence: str = ""
 ) -> tuple[Any, Outcome]:
     trigger = "griddepcontrol.launch_dependents;"
     text = CHAIN.replace("TRIGGER_EARLY", trigger if early else "")
-    text = text.replace("TRIGGER_LATE", "" if early else trigger)
+    text = text.replace("TRIGGER_LATE", "" if early else fence + trigger)
     text = text.replace("WAIT_IDLE", "griddepcontrol.wait;" if idle_waits else "")
     text = text.replace("WAIT", "griddepcontrol.wait;" if waits else "")
     memory = Memory(1 << 24)
@@ -206,8 +206,17 @@ def test_a_dependent_that_waits_sees_its_predecessor() -> None:
 
 def test_a_dependent_that_does_not_wait_runs_ahead() -> None:
     _, outcome = chain(["producer", "consumer"], early=True, waits=False)
-    assert [f.rule for f in outcome.findings] == ["uninitialized-read"]
+    assert [f.rule for f in outcome.findings] == ["pdl-early-trigger", "uninitialized-read"]
+    # The trigger stands after the store, but publishes nothing without a fence in its thread.
     _, outcome = chain(["producer", "consumer"], early=False, waits=False)
+    assert [(f.rule, f.kernel) for f in outcome.findings] == [("pdl-early-trigger", "producer")]
+    for fence in ("fence.acq_rel.gpu;", "bar.sync 0; fence.acq_rel.cta;", "fence.acq_rel.gpu; bar.sync 0;"):
+        # Any thread's trigger may be the first, and its fence covers what it is ordered after.
+        _, outcome = chain(["producer", "consumer"], early=False, waits=False, fence=fence)
+        assert [(f.rule, f.kernel) for f in outcome.findings] == [("pdl-early-trigger", "producer")], fence
+    _, outcome = chain(
+        ["producer", "consumer"], early=False, waits=False, fence="bar.sync 0; fence.acq_rel.gpu;"
+    )
     assert outcome.findings == ()
 
 
@@ -215,7 +224,10 @@ def test_a_grid_without_a_wait_may_complete_before_its_predecessor() -> None:
     kernels = ["producer", "idle", "consumer"]
     assert chain(kernels, early=True)[1].findings == ()
     _, outcome = chain(kernels, early=True, idle_waits=False)
-    assert [(f.rule, f.kernel) for f in outcome.findings] == [("uninitialized-read", "consumer")]
+    assert [(f.rule, f.kernel) for f in outcome.findings] == [
+        ("pdl-chain-not-transitive", "idle"),
+        ("uninitialized-read", "consumer"),
+    ]
 
 
 def test_the_grid_before_the_first_launch_completes_when_all_wait_for_it() -> None:

@@ -162,6 +162,13 @@ class LaunchState:
         """Whether griddepcontrol.wait returns: the grid before has completed and its memory is visible."""
         return self.external if self.before is None else self.before.complete
 
+    def thread_name(self, cta: int, thread: int) -> str:
+        """Return a thread of a CTA as findings name it."""
+        x, y, _ = self.grid
+        where = ",".join(str(n) for n in (cta % x, cta // x % y, cta // (x * y)))
+        which = ",".join(str(int(self.tid[a][thread])) for a in "xyz")
+        return f"{self.prefix}cta=({where}) thread=({which})"
+
     def restart(self) -> None:
         """Forget what the launch has done so far, to run it again."""
         self.order = None

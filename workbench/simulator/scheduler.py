@@ -293,6 +293,8 @@ class Chunk:
         if action is Action.BARRIER:
             if block.instruction is not None and block.instruction.opcode == "griddepcontrol":
                 if self.launch.may_pass_wait:
+                    if self.order is not None:
+                        self.order.grid_wait(co)
                     return block.following
                 self.dependent.append((co, block))
                 return -1
@@ -371,11 +373,16 @@ class Chunk:
 
     def trigger(self, co: Cohort) -> None:
         """griddepcontrol.launch_dependents: what the CTA had to do before the next grid may start."""
+        if self.order is not None:
+            self.order.trigger(co)
         self.launch.open[self.ctas[co.ctas]] = True
         self.progress += 1
 
     def _pass_wait(self) -> None:
         waiting, self.dependent = self.dependent, []
+        if self.order is not None:
+            for co, _ in waiting:
+                self.order.grid_wait(co)
         self._continue([(co, block.following) for co, block in waiting])
 
     def _exit(self, co: Cohort) -> None:
@@ -451,9 +458,7 @@ class Chunk:
         """Return a lane of a cohort as findings name it."""
         cta = int(co.ctas[r] if co.rectangular else co.ctas[c])
         thread = int(co.threads[c])
-        where = ",".join(str(int(self.ctaid[a][cta])) for a in "xyz")
-        which = ",".join(str(int(self.launch.tid[a][thread])) for a in "xyz")
-        return f"{self.launch.prefix}cta=({where}) thread=({which})"
+        return self.launch.thread_name(int(self.ctas[cta]), thread)
 
     def report(
         self, rule: str, item: Instruction | None, message: str, co: Cohort, bad: Array, *,

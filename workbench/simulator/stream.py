@@ -16,6 +16,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from workbench.simulator.launch import LaunchState, Tally
+from workbench.simulator.ordering.launches import Launches
+from workbench.simulator.ordering.layers import Layout
+from workbench.simulator.ordering.order import LaunchOrder
 from workbench.simulator.running import Part, numpy_errors, partition, run_steps
 
 
@@ -49,6 +52,7 @@ def run_stream(
     if arrive is not None and not pdl[0]:
         arrive()
         arrive = None
+    _share_orders(states, pdl)
     parts: dict[int, Part] = {}
     active: list[_Running] = []
     following = 0
@@ -77,11 +81,35 @@ def run_stream(
                 if not part.completed:
                     for other in active:
                         parts[other.index] = _abandoned(other)
-                    return [parts[n] for n in sorted(parts)]
+                    return _in_order(states, parts)
                 turn.state.settle()
                 turn.state.complete = True
+                if turn.state.order is not None and turn.state.order.launches is not None:
+                    turn.state.order.launches.end(turn.state)
     if not states[0].external and arrive is not None:
         arrive()
+    return _in_order(states, parts)
+
+
+def _share_orders(states: Sequence[LaunchState], pdl: Sequence[bool]) -> None:
+    """Have launches that may overlap follow happens-before together."""
+    first = 0
+    for n in range(1, len(states) + 1):
+        if n < len(states) and pdl[n]:
+            continue
+        some, first = states[first:n], n
+        if len(some) > 1 and some[0].options.check_races:
+            order = LaunchOrder()
+            order.world.layout = Layout.of_all(s.program.layers for s in some)
+            order.launches = Launches(order.world, some)
+            for state in some:
+                state.order = order
+
+
+def _in_order(states: Sequence[LaunchState], parts: dict[int, Part]) -> list[Part]:
+    """Return the parts with what later launches have found of earlier ones."""
+    for n, part in parts.items():
+        part.findings = states[n].log.findings()
     return [parts[n] for n in sorted(parts)]
 
 

@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
 from workbench.simulator.access import Site
-from workbench.simulator.ordering.clocks import FOREVER, Clocks, TooFineError
+from workbench.simulator.ordering.clocks import Clocks, TooFineError
 from workbench.simulator.ordering.objects import Objects
 from workbench.simulator.ordering.records import CLUSTER, SYS, Kind, Record, Spans
 from workbench.simulator.ordering.rules import MESSAGE
 from workbench.simulator.ordering.shadow import Region
+from workbench.simulator.ordering.world import FOREVER
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort

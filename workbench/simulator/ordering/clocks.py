@@ -15,114 +15,29 @@ one thread that releases when its work completes; their thread numbers follow th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from workbench.simulator.ordering.layers import Layout
+from workbench.simulator.ordering.world import FOREVER, Clock, World, launch_of
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
 
 Array = npt.NDArray[Any]
-Clock = dict[int, Array]
-"""By CTA number: time up to which each of its classes is known, (layers, classes)."""
-FOREVER = np.iinfo(np.int64).max
-"""Stamp of what is not complete: nobody can know it."""
 MOST_CLASSES = 512
 MOST_CELLS = 1 << 26
-_REMEMBERED = 4096
-"""Arrays whose changed forms are kept, so that threads go on sharing them."""
 FENCED = "fenced"
 """Note of a class: what those knew and did whose fence.sc came before one of its own."""
+RELEASED = "released"
+"""Note of a class: what its own last wide fence has released; kept where a dependent launch may follow."""
 
 
 class TooFineError(Exception):
     """Threads act in so many different ways that their clocks would not fit."""
-
-
-class Time:
-    """Counts releases of a launch."""
-
-    def __init__(self) -> None:
-        self.now = self._number = 0
-
-    def number(self) -> int:
-        """Count one more access."""
-        self._number += 1
-        return self._number
-
-    def tick(self) -> int:
-        """Begin the next moment."""
-        self.now += 1
-        return self.now
-
-
-class World:
-    """The clocks of all chunks of a launch."""
-
-    def __init__(self, time: Time | None = None) -> None:
-        self.time = time or Time()
-        self.owners: dict[int, Clocks] = {}
-        """Clocks that hold each CTA."""
-        self.layout: Layout | None = None
-        self._changed: dict[tuple[Any, int], tuple[Array, Array]] = {}
-        self.fenced: dict[int, Clock] = {}
-        """What the threads that executed fence.sc at gpu or sys scope knew then, by rank."""
-        self.work = 0
-        """Entries of clocks that were compared: what keeping order costs besides the accesses."""
-        self._joined: tuple[Clock, Clock, Clock] = ({}, {}, {})
-        """What `join` did last: CTAs that knew the same often learn the same."""
-
-    def fit(self, cta: int, vector: Array) -> Array:
-        """Return a clock of a CTA with an entry for each of today's classes."""
-        return self.owners[cta].fit(vector)
-
-    def change(self, clock: Clock, what: Any, how: Callable[[Array], Array]) -> Clock:
-        """Return a clock with every array changed by `how`, which `what` names; equal arrays stay shared."""
-        out = clock
-        for cta, vector in clock.items():
-            key = what, id(vector)
-            known = self._changed.get(key)
-            if known is None:
-                if len(self._changed) >= _REMEMBERED:
-                    self._changed.clear()
-                new = how(vector)
-                # The array is kept too: its identity would pass to another one otherwise.
-                self._changed[key] = known = vector, new
-            if known[1] is not vector:
-                if out is clock:
-                    out = dict(clock)
-                out[cta] = known[1]
-        return out
-
-    def join(self, a: Clock | None, b: Clock | None) -> Clock:
-        """Return the later of both for every class."""
-        if not b or a is b:
-            return a or {}
-        if not a:
-            return b
-        if self._joined[0] is a and self._joined[1] is b:
-            return self._joined[2]
-        self.work += len(b)
-        out = a
-        for cta, new in b.items():
-            old = a.get(cta)
-            if old is new:
-                continue
-            if old is None:
-                merged = new
-            else:
-                old, new = self.fit(cta, old), self.fit(cta, new)
-                if (new <= old).all():
-                    continue
-                merged = np.maximum(old, new)
-            if out is a:
-                out = dict(a)
-            out[cta] = merged
-        self._joined = a, b, out
-        return out
 
 
 class Clocks:
@@ -145,6 +60,8 @@ class Clocks:
         self.layers = layers = self.layout.count
         self.base = self.layout.base
         self.cluster, self.rank = cluster, rank
+        self.number = launch_of(int(ctas[0]))
+        """Of the launch."""
         rows = len(ctas)
         self.row_of = {int(c): r for r, c in enumerate(ctas)}
         for c in ctas.tolist():
@@ -359,6 +276,30 @@ class Clocks:
             for k in classes.tolist():
                 clock = self.world.join(self.foreign.get((row, k)), clock)
         return clock
+
+    def remember_release(self, rows: Array, classes: Array, k: int) -> None:
+        """Note what a fence of `scopes[k]` or wider has just released, for `released_alone`.
+
+        Of a class of several threads it is what each of them has released: its mates only as far as it knows
+        them.
+        """
+        for r, c in zip(rows.tolist(), classes.tolist(), strict=True):
+            clock = {**self.foreign.get((r, c), {}), int(self.ctas[r]): self.know[:, r, c].copy()}
+            self.notes[r, c] = {**self.notes.get((r, c), {}), RELEASED: self.published(clock, k)}
+
+    def released_alone(self, row: int, classes: Array, k: int) -> Clock:
+        """Return what the last fence of any thread of some classes of a CTA released, whichever it is."""
+        world, layer, cta = self.world, self.layout.released(k), int(self.ctas[row])
+        every: list[Clock] = []
+        for c in classes.tolist():
+            clock: Clock = self.notes.get((row, c), {}).get(RELEASED, {})
+            if clock and self._size[c] == 1:
+                own, fenced = np.zeros((self.layers, self.count), np.int64), self.fenced[:, row, c]
+                own[: self.base, c] = np.minimum(fenced[: self.base], fenced[layer])
+                own[0, c] = own[layer, c] = fenced[layer]
+                clock = world.join(clock, {cta: own})
+            every.append(clock)
+        return reduce(world.meet, every)
 
     def learn(self, rows: Array, classes: Array, vector: Array) -> None:
         """Have classes know what is in `vector` (layers, pairs, classes) of their CTA; pairs are distinct."""
@@ -590,11 +531,10 @@ class Clocks:
                 unique, inverse = np.unique(key, axis=1, return_inverse=True)
                 inverse = inverse.ravel()
                 for k, (r, c, cta) in enumerate(unique.T.tolist()):
-                    known = self.foreign.get((r, c))
-                    if known is None or cta not in known:
+                    known = self.world.told(self.foreign.get((r, c)), cta)
+                    if known is None:
                         continue
                     at = far[inverse == k]
-                    owner = self.world.owners[cta]
-                    vector = owner.fit(known[cta])[layer]
-                    out[at] = vector[owner.class_of[others[at]]] > stamps[at]
+                    classes = self.world.owners[cta].class_of[others[at]]
+                    out[at] = known[layer][classes] > stamps[at]
         return out

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.simulator.ordering.clocks import Clock, Clocks, World
+from workbench.simulator.ordering.clocks import Clocks
 from workbench.simulator.ordering.records import CLUSTER, CTA, GPU, SYS, Kind
+from workbench.simulator.ordering.world import Clock, World
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort

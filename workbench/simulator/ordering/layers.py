@@ -16,6 +16,7 @@ The last three layers excuse nothing. They tell what is missing: `unfenced` what
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,10 +39,21 @@ class Layout:
     scopes: tuple[int, ...] = ()
     flags: bool = False
 
+    @staticmethod
+    def of_all(layouts: Iterable[Layout]) -> Layout:
+        """Return layers that serve several launches."""
+        every = list(layouts)
+        scopes = {s for one in every for s in one.scopes}
+        return Layout(max(one.base for one in every), tuple(sorted(scopes)), any(one.flags for one in every))
+
     @cached_property
     def count(self) -> int:
         """Number of layers."""
         return self.base + len(self.scopes) * (1 + self.base) + 3 * self.flags
+
+    def wide(self, scope: int) -> list[int]:
+        """Return which of the scopes include `scope`."""
+        return [k for k, s in enumerate(self.scopes) if s >= scope]
 
     def released(self, k: int) -> int:
         """Return the layer of what fences of `scopes[k]` or wider have released."""

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.simulator.ordering.clocks import Clock, Clocks, World
+from workbench.simulator.ordering.clocks import Clocks
+from workbench.simulator.ordering.world import Clock, World
 
 Array = npt.NDArray[Any]
 
 
 def covers(world: World, clock: Clock | None, cta: int, thread: int, stamp: int, layer: int = 0) -> bool:
     """Whether a clock knows what a thread did at `stamp`."""
-    if not clock or cta not in clock:
-        return False
-    owner = world.owners[cta]
-    return int(owner.fit(clock[cta])[layer, owner.class_of[thread]]) > stamp
+    vector = world.told(clock, cta)
+    return vector is not None and int(vector[layer, world.owners[cta].class_of[thread]]) > stamp
 
 
 class Objects:

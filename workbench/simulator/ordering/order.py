@@ -10,14 +10,16 @@ import numpy.typing as npt
 
 from workbench.findings import Severity
 from workbench.simulator.access import Site
-from workbench.simulator.ordering.clocks import FOREVER, Clocks, TooFineError, World
+from workbench.simulator.ordering.clocks import Clocks, TooFineError
 from workbench.simulator.ordering.flags import Flags, few
+from workbench.simulator.ordering.launches import Launches
 from workbench.simulator.ordering.layers import Layout
 from workbench.simulator.ordering.objects import Objects
 from workbench.simulator.ordering.records import Kind, Record, Spans, kind_of
 from workbench.simulator.ordering.rules import excused, judge, sentence
 from workbench.simulator.ordering.shadow import Clash, Region
 from workbench.simulator.ordering.synchronisation import Synchronisation
+from workbench.simulator.ordering.world import FOREVER, World
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
@@ -33,13 +35,15 @@ _UNIT = 16
 
 
 class LaunchOrder:
-    """Happens-before of one launch; of several that run side by side if they share one."""
+    """Happens-before of one launch; of several that overlap if they share one."""
 
     def __init__(self) -> None:
         self.world = World()
         self.flags = Flags()
         self.unit = _UNIT
         """Bytes of a granule of the shared memory of the chunks so far."""
+        self.launches: Launches | None = None
+        """Of launches that overlap: what they tell each other."""
         self._regions: dict[int, Region | None] = {}
 
     def close(self) -> None:
@@ -75,6 +79,10 @@ class ChunkOrder(Synchronisation):
             launch.world, chunk.ctas + chunk.launch.first_cta, chunk.launch.threads, layout, x * y * z,
             chunk.launch.rank,
         )  # fmt: skip
+        if launch.launches is not None:
+            begun = launch.launches.begun(self.clocks.number)
+            for row in range(len(chunk.ctas) if begun else 0):
+                self.clocks.learn_clock(row, 0, begun)
         space = chunk.space_shared
         self.shared: Region | None = None
         if space.size:
@@ -312,8 +320,11 @@ class ChunkOrder(Synchronisation):
                 return
             clash.lanes, clash.others = clash.lanes[~spared], clash.others[~spared]
             clash.granules = clash.granules[~spared]
-        verdict = judge(clash, region)
         n = clash.later
+        if clash.ahead is not None and self.launch.launches is not None:
+            self.launch.launches.report(clash, region)
+            return
+        verdict = judge(clash, region)
         if bool((clash.earlier.stamp(clash.others[:1]) == FOREVER).all()) and not n.kind.write:
             unwritten = region.name is None and self.chunk.options.check_memory
             if verdict.rule == "race" and unwritten and not n.kind.agent:

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.isa.ptx.model import Instruction
-from workbench.simulator.ordering.clocks import FOREVER, Clocks
+from workbench.simulator.ordering.clocks import Clocks
 from workbench.simulator.ordering.layers import SCOPES
+from workbench.simulator.ordering.world import FOREVER
 
 if TYPE_CHECKING:
     from workbench.simulator.cohort import Cohort
@@ -226,6 +227,8 @@ def _same_spans(old: Spans, new: Spans) -> bool:
     if old.kind.item is not new.kind.item or old.shape != new.shape or old.stamps is None:
         return False
     if bool((old.stamps == FOREVER).any()) or old._granules is None or new._granules is None:
+        return False
+    if old.clocks is not new.clocks:
         return False
     pairs = zip((*old._granules, *old.lanes()), (*new._granules, *new.lanes()), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)

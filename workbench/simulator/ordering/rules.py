@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from workbench.findings import Severity
 from workbench.isa.ptx.model import Instruction
-from workbench.simulator.ordering.clocks import FENCED, FOREVER
+from workbench.simulator.ordering.clocks import FENCED
 from workbench.simulator.ordering.objects import covers
 from workbench.simulator.ordering.records import CTA, GPU, Record, Spans
 from workbench.simulator.ordering.shadow import Clash, Region
+from workbench.simulator.ordering.world import FOREVER
 
 if TYPE_CHECKING:
     from workbench.simulator.scheduler import Chunk
@@ -95,9 +96,9 @@ def excused(clash: Clash) -> Array:
         notes = n.clocks.notes.get((r, c), {})
         at = np.flatnonzero((rows == r) & (classes == c) & (ctas == cta))
         for key in keys:
-            clock = notes.get(key)
-            if clock and cta in clock:
-                out[at] |= owner.fit(clock[cta])[0][owner.class_of[them[at]]] > stamps[at]
+            vector = owner.world.told(notes.get(key), cta)
+            if vector is not None:
+                out[at] |= vector[0][owner.class_of[them[at]]] > stamps[at]
     return out
 
 

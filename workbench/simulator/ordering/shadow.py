@@ -63,6 +63,14 @@ class Clash:
     unfenced: bool = False
     """They are ordered, but not for the async proxy."""
 
+    @property
+    def ahead(self) -> Record | None:
+        """The access of the later launch, if they are of two."""
+        n, e = self.later, self.earlier
+        if n.clocks.number == e.clocks.number:
+            return None
+        return n if n.clocks.number < e.clocks.number else e  # launches count downwards, see `launch_of`
+
 
 class Region:
     """A buffer, or the shared memory of a chunk.
@@ -235,6 +243,8 @@ class Region:
         """
         n, e = clash.later.kind, clash.earlier.kind
         assert self._polled is not None
+        if clash.ahead is not None and not clash.ahead.kind.scope:
+            return clash
         if n.agent or e.agent or clash.unfenced or n.readonly or e.readonly or self.name is None:
             return clash
         if not (n.write or n.scope) or not (e.write or e.scope) or (n.scope and e.scope):
@@ -388,7 +398,7 @@ def _unordered(
     far, them = e.lanes()
     ctas = e.clocks.ctas[far[others]]
     them = them[others]
-    if r.kind.readonly or e.kind.readonly:
+    if (r.kind.readonly or e.kind.readonly) and r.clocks.number == e.clocks.number:
         bad = (r.clocks.ctas[rows] != ctas) | (threads != them)
     else:
         apart = _apart(r, e, rows, far[others], ctas) if r.kind.scope and e.kind.scope else None

@@ -13,7 +13,7 @@ from workbench.simulator.ordering.asynchronous import Asynchronous
 from workbench.simulator.ordering.clocks import TooFineError
 from workbench.simulator.ordering.layers import fence_scope
 from workbench.simulator.ordering.objects import Objects
-from workbench.simulator.ordering.records import CLUSTER, CTA, scope_of
+from workbench.simulator.ordering.records import CLUSTER, CTA, GPU, scope_of
 from workbench.simulator.ordering.rules import FREED, MESSAGE, RELAXED_CLUSTER, WAITED
 
 if TYPE_CHECKING:
@@ -39,14 +39,16 @@ class Synchronisation(Asynchronous):
         """fence and membar."""
         if self.off:
             return
-        m = item.modifiers
-        if not fence_scope(item):
+        m, scope = item.modifiers, fence_scope(item)
+        if not scope:
             return
         try:
             self.clocks.fence(
-                co, fence_scope(item), release="acquire" not in m, acquire="release" not in m,
+                co, scope, release="acquire" not in m, acquire="release" not in m,
                 sc=item.opcode == "membar" or "sc" in m,
             )  # fmt: skip
+            if self.launch.launches is not None and scope >= GPU and "acquire" not in m:
+                self.clocks.remember_release(*self.clocks.groups(co), self.clocks.layout.wide(GPU)[0])
         except TooFineError:
             self._give_up()
 
@@ -103,6 +105,42 @@ class Synchronisation(Asynchronous):
         if self.shared is not None and sum(c.lanes for c in free) == int(self.chunk.alive.sum()):
             self.shared.settle(self.clocks)
 
+    # -- dependent launches ------------------------------------------------------------------------
+
+    def trigger(self, co: Cohort) -> None:
+        """griddepcontrol.launch_dependents, before it counts.
+
+        If it is its CTA's first one, what its thread's fences of gpu or sys scope have released is handed to
+        the dependent launch. Which lane comes first is open: only what all of them would hand over is.
+        """
+        launches, layout = self.launch.launches, self.clocks.layout
+        wide = layout.wide(GPU)
+        if self.off or launches is None or not wide or not self.clocks.fences:
+            return
+        try:
+            rows, classes = self.clocks.groups(co)
+        except TooFineError:
+            self._give_up()
+            return
+        open_ = self.chunk.launch.open[self.chunk.ctas[rows]]
+        for row in np.unique(rows[~open_]).tolist():
+            clock = self.clocks.released_alone(row, classes[rows == row], wide[0])
+            launches.triggered(self.clocks.number, clock)
+
+    def grid_wait(self, co: Cohort) -> None:
+        """griddepcontrol.wait returns: the launch before has completed."""
+        launches = self.launch.launches
+        ended = launches.ended(self.clocks.number) if launches is not None else None
+        if self.off or not ended:
+            return
+        try:
+            rows, classes = self.clocks.groups(co)
+        except TooFineError:
+            self._give_up()
+            return
+        for row, c in zip(rows.tolist(), classes.tolist(), strict=True):
+            self.clocks.learn_clock(row, c, ended)
+
     # -- clusters ----------------------------------------------------------------------------------
 
     def cluster_arrive(self, co: Cohort, relaxed: bool) -> None:
@@ -132,7 +170,7 @@ class Synchronisation(Asynchronous):
     def _publish(self, to: Objects, target: int, home: int, clock: dict[int, Array], scope: int) -> None:
         """Have a relaxed arrival hand over what fences of `scope` or wider have released."""
         layout = self.clocks.layout
-        wide = [k for k, s in enumerate(layout.scopes) if s >= scope]
+        wide = layout.wide(scope)
         if wide and self.clocks.fences:
             to.add(target, home, self.clocks.published(clock, wide[0]))
 

@@ -20,11 +20,11 @@ from workbench.simulator import (
 )
 from workbench.simulator.memory import BASE
 from workbench.verify.ordering.contents import Fill, SimulatedBuffer, place, reset, write_inputs
-from workbench.verify.ordering.overlap import Watch, strong
 from workbench.verify.ordering.polls import (
     sentinels,
 )
 from workbench.verify.ordering.schedules import Schedule
+from workbench.verify.ordering.words import Watch, strong
 
 _STEP, LANE_INSTRUCTION, _COMPARED, _SHARED_BYTE = 0.7e-3, 10e-9, 0.3e-6, 3e-9
 """Seconds that a block of instructions, a lane's instruction, an entry of a clock that happens-before
@@ -151,7 +151,6 @@ class Runs:
             reset(self.memory, self.buffers, fill, seed, self.mailbox)
         for b in self.arriving:
             self.memory.poison(b.name, 0xFF)
-        self.watch.begin()
         options = SimulationOptions(
             seed=schedule.seed,
             adversary=schedule.adversary,
@@ -203,12 +202,10 @@ class Runs:
         """Turn what the simulator reports into findings under audit rules."""
         run = Run(completed=outcome.completed)
         met = {
-            (f.kernel, f.ptx_line)
-            for f in (*self.watch.findings, *outcome.findings)
-            if f.rule != "uninitialized-read"
+            (f.kernel, f.ptx_line) for f in outcome.findings if f.rule != "uninitialized-read"
         }  # reading what is not there yet follows from them
         behind = any(f.rule == "deadlock" and self._awaits_others(f) for f in outcome.findings)
-        for f in (*self.watch.findings, *outcome.findings):
+        for f in outcome.findings:
             if behind and f.rule in ("barrier-divergence", "mbarrier-phase", "cluster-barrier"):
                 continue  # it follows from the wait for others
             if f.rule == "time-limit":
