@@ -3,7 +3,8 @@
 Each rank has its buffers at addresses of their own; a peer's pointer is the plain address of its buffer. All
 ranks run in one scheduler, so that a rank that polls what another one writes makes progress. Accesses take
 effect in the order in which they are executed, except that `late_stores` lets what goes to another rank
-arrive late and word by word; no race detection spans ranks.
+arrive late and word by word. Happens-before is followed from rank to rank: a flag between two ranks orders
+them if both sides have sys scope.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from workbench.simulator.counters import Counters
 from workbench.simulator.launch import LaunchState, SimulationOptions
 from workbench.simulator.memory import GUARD, MULTICAST, Memory
 from workbench.simulator.multimem import MulticastRange
+from workbench.simulator.ordering.order import share
 from workbench.simulator.running import counters_of, numpy_errors, partition, run_steps
 from workbench.simulator.simulate import (
     KernelLaunch,
@@ -330,14 +332,15 @@ def simulate_ranks(
     events = _Events()
     start = time.perf_counter()
     try:
-        ranks = []
+        ranks: list[_Rank] = []
+        states_by_rank: list[list[_RankState]] = []
         spaces: list[_LateSpace | None] = [None] * domain.ranks
         if late_stores:
             random = Random(options.seed + 1)
             spaces = [_LateSpace(memory, f"@{r}", random, events) for r in range(domain.ranks)]
         for r, launches in enumerate(launches_by_rank):
             addresses: dict[int, dict[str, int]] = {}
-            states = []
+            states: list[_RankState] = []
             for x in launches:
                 if id(x.module) not in addresses:
                     label = f"module variable of rank {r}, {len(addresses)}"
@@ -349,6 +352,7 @@ def simulate_ranks(
                     addresses[id(x.module)],
                 )  # fmt: skip
                 state.events = events
+                state.rank, state.number = r, len(states)
                 state.prefix = f"rank={r} "
                 state.late = spaces[r]
                 if traced[r]:
@@ -359,6 +363,10 @@ def simulate_ranks(
             rank.steps = _steps(rank, states)
             rank.late = spaces[r]
             ranks.append(rank)
+            states_by_rank.append(states)
+        every = [state for states in states_by_rank for state in states]
+        if options.check_races and every:
+            share(every, programmatic=False)
         with numpy_errors():
             _drive(ranks, events, schedule, Random(options.seed))
     finally:
@@ -383,6 +391,8 @@ def _steps(rank: _Rank, states: list[_RankState]) -> Generator[bool, None, None]
         part = yield from run_steps(state, groups)
         if rank.late is not None:
             rank.late.arrive()
+        if state.order is not None and state.order.launches is not None:
+            state.order.launches.end(state)
         rank.findings.extend(_named(f, rank.number) for f in part.findings)
         rank.printed.extend(part.printed)
         rank.counters.append(counters_of(state, part))

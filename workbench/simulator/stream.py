@@ -16,9 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from workbench.simulator.launch import LaunchState, Tally
-from workbench.simulator.ordering.launches import Launches
-from workbench.simulator.ordering.layers import Layout
-from workbench.simulator.ordering.order import LaunchOrder
+from workbench.simulator.ordering.order import share
 from workbench.simulator.running import Part, numpy_errors, partition, run_steps
 
 
@@ -99,11 +97,7 @@ def _share_orders(states: Sequence[LaunchState], pdl: Sequence[bool]) -> None:
             continue
         some, first = states[first:n], n
         if len(some) > 1 and some[0].options.check_races:
-            order = LaunchOrder()
-            order.world.layout = Layout.of_all(s.program.layers for s in some)
-            order.launches = Launches(order.world, some)
-            for state in some:
-                state.order = order
+            share(some, programmatic=True)
 
 
 def _in_order(states: Sequence[LaunchState], parts: dict[int, Part]) -> list[Part]:

@@ -4,7 +4,8 @@ The end of a launch comes before every return of `griddepcontrol.wait` in the la
 proxies, and what its threads knew comes along: a launch in which somebody waits does not end before its own
 predecessor. A fence of gpu or sys scope before the first `launch_dependents` of its CTA comes before the
 start of the dependent launch, with all that its thread knew then (rules X7 and X8 of docs/memory-model.md).
-Nothing else orders launches that overlap, except flags.
+Nothing else orders launches that overlap, except flags. In plain stream order the end of a launch comes
+before the start of the next one.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ class Launches:
 
     Args:
         world: the clocks.
-        states: the launches; each but the first is a programmatic dependent of the one before.
+        states: the launches; those of one rank in order.
+        programmatic: each is a programmatic dependent of the one before; else it starts after its end.
     """
 
-    def __init__(self, world: World, states: Sequence[LaunchState]) -> None:
-        self._world = world
+    def __init__(self, world: World, states: Sequence[LaunchState], *, programmatic: bool) -> None:
+        self._world, self._programmatic = world, programmatic
         self._states = {launch_of(s.first_cta): s for s in states}
         self._ends: dict[int, tuple[Clock, int]] = {}
         """By launch: what follows its end knows; the number of accesses until then."""
@@ -47,10 +49,10 @@ class Launches:
 
     def begun(self, number: int) -> Clock | None:
         """Return what every thread of launch `number` knows when it starts."""
-        return self._starts.get(number + 1)
+        return self._starts.get(number + 1) if self._programmatic else self.ended(number)
 
     def ended(self, number: int) -> Clock | None:
-        """Return what a return of griddepcontrol.wait in launch `number` makes known."""
+        """Return what the end of the launch before launch `number` makes known."""
         clock, _ = self._ends.get(number + 1, ({}, 0))
         return clock
 

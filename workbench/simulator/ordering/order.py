@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -362,6 +362,15 @@ def _same(view: Array, index: Array, value: Array | None, co: Cohort) -> Array:
     same = there.view(np.uint8).reshape(len(index), -1) == new.view(np.uint8).reshape(len(index), -1)
     result: Array = same.all(axis=1)
     return result
+
+
+def share(states: Sequence[LaunchState], *, programmatic: bool) -> None:
+    """Have launches that run side by side follow happens-before together; see `Launches`."""
+    order = LaunchOrder()
+    order.world.layout = Layout.of_all(s.program.layers for s in states)
+    order.launches = Launches(order.world, states, programmatic=programmatic)
+    for state in states:
+        state.order = order
 
 
 def order_of(chunk: Chunk, state: LaunchState) -> ChunkOrder | None:

@@ -39,6 +39,7 @@ class Verdict:
 def judge(clash: Clash, region: Region) -> Verdict:
     """Say which rule a clash breaks; its first lane stands for all."""
     n, e = clash.later, clash.earlier
+    apart = n.clocks.rank != e.clocks.rank
     if clash.unfenced:
         return Verdict(
             "proxy-fence-missing",
@@ -58,7 +59,7 @@ def judge(clash: Clash, region: Region) -> Verdict:
         return Verdict(
             "scope-too-narrow",
             f"the scope .{_name(narrow)} of one of them leaves out the thread of the other",
-            "use .gpu scope (or .cluster, .sys) on both sides",
+            "use .sys scope on both sides" if apart else "use .gpu scope (or .cluster, .sys) on both sides",
         )
     return _asynchronous(clash, region) or _missed(clash) or _plain(clash, region)
 
@@ -302,6 +303,11 @@ def _plain(clash: Clash, region: Region) -> Verdict:
         )  # fmt: skip
     if same_cta:
         return Verdict("race", "no barrier or flag lies between them", "a barrier between the two")
+    if n.clocks.rank != e.clocks.rank:
+        return Verdict(
+            "race", "no flag with release and acquire at .sys scope lies between the two ranks",
+            "release and acquire at .sys scope through a flag that one rank stores and the other polls",
+        )  # fmt: skip
     return Verdict(
         "race", "no flag with release and acquire lies between the two CTAs",
         "release and acquire through a flag, a cluster barrier, or separate launches",
@@ -323,6 +329,8 @@ def sentence(clash: Clash, region: Region, verdict: Verdict, chunk: Chunk) -> st
     who = "an asynchronous operation" if other >= e.clocks.threads else f"thread {other}"
     if cta != int(n.clocks.ctas[row]):
         who += f" of CTA {cta & 0xFFFFFFFF}"
+    if e.clocks.rank != n.clocks.rank:
+        who += f" of rank {e.clocks.rank}"
     return (
         f"{_verb(n)} {place}, which line {e.kind.item.line} ({_opcode(e.kind.item)}) {_verb(e)} in {who} "
         f"with nothing to order the two: {verdict.why}"

@@ -65,9 +65,9 @@ class Clash:
 
     @property
     def ahead(self) -> Record | None:
-        """The access of the later launch, if they are of two."""
+        """The access of the later launch, if they are of two launches of one rank."""
         n, e = self.later, self.earlier
-        if n.clocks.number == e.clocks.number:
+        if n.clocks.number == e.clocks.number or n.clocks.rank != e.clocks.rank:
             return None
         return n if n.clocks.number < e.clocks.number else e  # launches count downwards, see `launch_of`
 
