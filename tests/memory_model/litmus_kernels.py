@@ -22,14 +22,18 @@ from workbench.memory_model import program as p
 from workbench.memory_model.runs import Memory as Cells
 from workbench.simulator import (
     Adversary,
+    Domain,
     KernelLaunch,
     Memory,
     Outcome,
     Pick,
+    RankLaunch,
+    Schedule,
     SimulationOptions,
     Starved,
     Unit,
     simulate_module,
+    simulate_ranks,
 )
 
 OWN = Path(__file__).parent / "litmus"
@@ -71,25 +75,28 @@ class Kernel:
         if any(location.aliases for location in test.locations):
             raise UnfitError("aliases")
         places = [t.place for t in test.threads]
-        if len({t.gpu for t in places}) > 1:
-            raise UnfitError("several GPUs")
-        self.grids = sorted({t.grid for t in places})
+        self.grids = sorted({(t.gpu, t.grid) for t in places})
+        """By GPU and number."""
+        self.gpus = len({gpu for gpu, _ in self.grids})
         edges = {e.later: e for e in test.grids}
-        if [g for g in self.grids[1:] if g not in edges or edges[g].earlier != g - 1] or self.grids[0]:
+        if self.gpus > 1 and (edges or len(self.grids) > self.gpus):
+            raise UnfitError("several grids on several GPUs")
+        numbers = [g for _, g in self.grids] if self.gpus == 1 else [0]
+        if [g for g in numbers[1:] if g not in edges or edges[g].earlier != g - 1] or numbers[0]:
             raise UnfitError("grids that are no chain")
-        self.programmatic = [g in edges and edges[g].programmatic for g in self.grids]
+        self.programmatic = [g in edges and edges[g].programmatic for _, g in self.grids]
         ctas = sorted({_cta(t) for t in places})
-        per_grid = [[c for c in ctas if c[0] == g] for g in self.grids]
+        per_grid = [[c for c in ctas if c[:2] == g] for g in self.grids]
         self.ctas = [len(cs) for cs in per_grid]
         self.slots: list[tuple[int, int]] = []
         """By thread: CTA of its grid and warp."""
         filled = dict.fromkeys(ctas, 0)
         for place in places:
             cta = _cta(place)
-            self.slots.append((per_grid[self.grids.index(place.grid)].index(cta), filled[cta]))
+            self.slots.append((per_grid[self.grids.index(cta[:2])].index(cta), filled[cta]))
             filled[cta] += 1
         self.warps = max(filled.values())
-        clusters = {c for _, c, _ in ctas} if places[0].cluster is not None else set()
+        clusters = {c for *_, c, _ in ctas} if places[0].cluster is not None else set()
         self.cluster = max(self.ctas) // len(clusters) if clusters else 1
         names = {n for _, n, _ in test.registers}
         for thread in test.threads:
@@ -136,12 +143,12 @@ class Kernel:
 
     def _module(self) -> str:
         lines = [".version 9.0", ".target sm_103a", ".address_size 64"]
-        for grid in self.grids:
-            lines += self._entry(grid)
+        for n in range(len(self.grids)):
+            lines += self._entry(n)
         return "\n".join([*lines, ""])
 
     def _entry(self, grid: int) -> list[str]:
-        members = [n for n, t in enumerate(self.test.threads) if t.place.grid == grid]
+        members = [n for n, t in enumerate(self.test.threads) if _cta(t.place)[:2] == self.grids[grid]]
         lines = [
             f".visible .entry k{grid}(.param .u64 p_mem, .param .u64 p_out, .param .u32 p_zero)",
             "{",
@@ -386,8 +393,9 @@ class Kernel:
     # -- runs -----------------------------------------------------------------------------------------
 
     def run(self, seed: int = 0, adversary: Adversary | None = None) -> Shown:
-        """Run the kernels once."""
-        memory = Memory(1 << 20)
+        """Run the kernels once; on several GPUs the seed also says how they take turns."""
+        domain = Domain(self.gpus) if self.gpus > 1 else None
+        memory = domain.memory if domain is not None else Memory(1 << 20)
         cells = memory.allocate("mem", len(self.cells.initial) * STRIDE, initialized=True)
         words = cells.view(np.uint32)
         for cell, value in enumerate(self.cells.initial):
@@ -397,19 +405,24 @@ class Kernel:
         raw = struct.pack("<QQI", memory.address("mem"), memory.address("out"), 0)
         launches = [
             KernelLaunch(
-                f"k{grid}",
+                f"k{n}",
                 (self.ctas[n], 1, 1),
                 (32 * self.warps, 1, 1),
                 raw,
                 (self.cluster, 1, 1),
                 pdl=self.programmatic[n],
             )
-            for n, grid in enumerate(self.grids)
+            for n in range(len(self.grids))
         ]
         options = SimulationOptions(
             parallel_work=1 << 60, seed=seed, adversary=adversary or Adversary(), max_steps=20_000
         )
-        outcome = simulate_module(self.module, launches, memory, options)
+        if domain is None:
+            outcome = simulate_module(self.module, launches, memory, options)
+        else:
+            turns = list(Schedule)[seed % len(Schedule)]
+            ranks = [[RankLaunch(self.module, launch)] for launch in launches]
+            outcome = simulate_ranks(domain, ranks, options, schedule=turns)
         table = out.view(np.uint32).reshape(len(self.slots), width)
         registers = tuple(
             tuple(zip(self.names, map(int, row[:-1]), strict=True)) if row[-1] else None for row in table
@@ -447,8 +460,8 @@ class Kernel:
             yield 0, Adversary(overlap=True)
 
 
-def _cta(place: p.Place) -> tuple[int, int, int]:
-    return place.grid, place.cluster or 0, place.cta
+def _cta(place: p.Place) -> tuple[int, int, int, int]:
+    return place.gpu, place.grid, place.cluster or 0, place.cta
 
 
 def _order(order: p.Order, scope: p.Scope | None) -> str:

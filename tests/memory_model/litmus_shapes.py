@@ -314,10 +314,16 @@ SKELETONS = (
 
 @st.composite
 def decorated_programs(draw: st.DrawFn) -> mm.Litmus:
-    """A classic skeleton with semantics, scopes and fences drawn; every read and write stays visible."""
+    """A classic skeleton with semantics, scopes and fences drawn; every read and write stays visible.
+
+    Its threads are in CTAs of one GPU or of two.
+    """
     columns = [column.split() for column in draw(st.sampled_from(SKELETONS)).split("|")]
     strong = draw(st.booleans())
-    scopes = st.sampled_from([p.Scope.GPU] * 5 + [p.Scope.CTA])
+    gpus = draw(st.sampled_from([1, 1, 2]))
+    scopes = st.sampled_from(
+        [p.Scope.GPU] * 5 + [p.Scope.CTA] if gpus == 1 else [p.Scope.SYS] * 5 + [p.Scope.GPU]
+    )
     fences = draw(st.sampled_from([0, 1, 2]))
     weak = [] if strong else [p.Order.WEAK] * 2
     values = count_from(1)
@@ -344,7 +350,7 @@ def decorated_programs(draw: st.DrawFn) -> mm.Litmus:
                 operation = draw(st.sampled_from(["add", "exch"]))
                 code.append(p.Atomic(operation, register, address, (next(values),), order, scope))
         cta = number if draw(st.integers(0, 3)) else 0
-        threads.append(p.Thread(f"P{number}", p.Place(cta, 0), tuple(code)))
+        threads.append(p.Thread(f"P{number}", p.Place(cta, number % gpus), tuple(code)))
     locations = tuple(p.Location(name) for name in _PLACES)
     test = p.Litmus("decorated", locations, tuple(threads), p.Quantifier.EXISTS, Every(()))
     return mm.parse(mm.render(test))
