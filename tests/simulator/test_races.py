@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.simulator.kernels import lanes
+from tests.simulator.kernels import kernel, lanes, run
 
 SHARED = ".shared .align 16 .b8 s[1024];"
 OWN = "mov.u32 %r10, %tid.x;\nmov.u32 %r11, s;\nmad.lo.u32 %r12, %r10, 4, %r11;\nst.shared.u32 [%r12], %r0;\n"
@@ -104,3 +104,56 @@ def test_named_barriers_between_roles():
 
 def test_the_check_can_be_turned_off():
     assert lanes(OWN + ACROSS, 256, 128, variables=SHARED, check_races=False).rules == []
+
+
+BULK_READS = """
+mov.u32 %r50, %ctaid.x;
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, bar;
+mov.u32 %r4, s;
+setp.ne.u32 %p1, %r1, 0;
+setp.ne.u32 %p3, %r50, 0;
+@%p3 bra OTHER;
+@%p1 bra READY;
+mbarrier.init.shared::cta.b64 [%r2], 1;
+fence.mbarrier_init.release.cluster;
+READY:
+bar.sync 0;
+mov.u32 %r10, 0;
+mov.u64 %d2, %x;
+LOOP:
+@%p1 bra SKIP;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 128;
+cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%d2], 128, [%r2];
+SKIP:
+and.b32 %r13, %r10, 1;
+WAIT:
+mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], %r13;
+@!%p2 bra WAIT;
+bar.sync 0;
+add.s64 %d2, %d2, 128;
+add.u32 %r10, %r10, 1;
+setp.lt.u32 %p4, %r10, 200;
+@%p4 bra LOOP;
+st.relaxed.gpu.global.u32 [%flag], 1;
+bra END;
+OTHER:
+ld.relaxed.gpu.global.u32 %r11, [%flag];
+setp.eq.u32 %p5, %r11, 0;
+@%p5 bra OTHER;
+mul.wide.u32 %d3, %r1, 4;
+add.s64 %d3, %d3, %x;
+st.global.u32 [%d3], %r1;
+END:
+"""
+
+
+def test_a_copy_is_not_forgotten_because_its_own_cta_knows_of_it() -> None:
+    """After very many reads the first ones still race with a store that nothing but a bare flag orders."""
+    variables = ".shared .align 8 .b64 bar[1];\n.shared .align 128 .b8 s[128];"
+    text = kernel(BULK_READS, ["x", "flag"], variables=variables)
+    x = np.full(200 * 32, 7, np.uint32)
+    for seed in (0, 1):
+        result = run(text, {"x": x, "flag": np.zeros(1, np.uint32)}, grid=2, seed=seed)
+        assert result.rules, seed
+        assert "writes byte 0 of 'x'" in result.outcome.findings[0].message

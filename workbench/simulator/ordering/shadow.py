@@ -324,7 +324,8 @@ class Region:
         floors: dict[int, Array] = {}
         kept = []
         for e in self.reads:
-            if e.stride or e.place is None:
+            # Of a buffer, other CTAs have to know too.
+            if self.name is None and (e.stride or e.place is None):
                 if id(e.clocks) not in floors:
                     floors[id(e.clocks)] = e.clocks.floor()
                 if e.covered(floors[id(e.clocks)]):
