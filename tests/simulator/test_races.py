@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.simulator.kernels import kernel, lanes, run
+from workbench.simulator.ordering import shadow
 
 SHARED = ".shared .align 16 .b8 s[1024];"
 OWN = "mov.u32 %r10, %tid.x;\nmov.u32 %r11, s;\nmad.lo.u32 %r12, %r10, 4, %r11;\nst.shared.u32 [%r12], %r0;\n"
@@ -157,3 +158,14 @@ def test_a_copy_is_not_forgotten_because_its_own_cta_knows_of_it() -> None:
         result = run(text, {"x": x, "flag": np.zeros(1, np.uint32)}, grid=2, seed=seed)
         assert result.rules, seed
         assert "writes byte 0 of 'x'" in result.outcome.findings[0].message
+
+
+def test_reads_that_are_too_many_to_keep_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow, "_MOST_READS", 64)
+    variables = ".shared .align 8 .b64 bar[1];\n.shared .align 128 .b8 s[128];"
+    text = kernel(BULK_READS, ["x", "flag"], variables=variables)
+    buffers = {"x": np.full(200 * 32, 7, np.uint32), "flag": np.zeros(1, np.uint32)}
+    result = run(text, buffers, grid=2)
+    assert "undecided" in result.rules
+    monkeypatch.setattr(shadow, "_MOST_READS", 2048)
+    assert "undecided" not in run(text, buffers, grid=2).rules

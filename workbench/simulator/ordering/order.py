@@ -51,6 +51,10 @@ class LaunchOrder:
         self._regions.clear()
         self.flags = Flags()
 
+    def regions(self) -> list[Region]:
+        """Return the buffers that kernels may write and have touched."""
+        return [region for region in self._regions.values() if region is not None]
+
     def touched(self) -> Touched:
         """Return what was written and read of each buffer that kernels may write."""
         return {start: region.touched() for start, region in self._regions.items() if region is not None}
@@ -107,6 +111,13 @@ class ChunkOrder(Synchronisation):
 
     def close(self) -> None:
         """The chunk is over: nobody else sees its shared memory."""
+        for region in (self.shared, *self.launch.regions()):
+            if region is not None and region.forgot:
+                self.chunk.launch.log.add(
+                    "undecided", None, f"{region.name or 'shared memory'} is read in too many places to follow: "
+                    "later writes were not compared with the first reads",
+                    fix="look at a smaller grid or fewer rounds", severity=Severity.INFO,
+                )  # fmt: skip
         self.shared = None
 
     # -- accesses --------------------------------------------------------------------------------

@@ -100,6 +100,8 @@ class Region:
         self._dead = 0
         self._limit = 64
         self._bytes = 0
+        self.forgot = False
+        """There were too many reads to keep them all: later writes were not compared with the oldest."""
         self.refilled: set[int] = set()
         """Lines of instructions that have written here before."""
 
@@ -331,9 +333,11 @@ class Region:
                 if e.covered(floors[id(e.clocks)]):
                     continue
             kept.append(e)
+        self.forgot = self.forgot or len(kept) > _MOST_READS
         kept = kept[-_MOST_READS:]
         self._keep(kept)
         while self._bytes > _MOST_BYTES and self.reads:
+            self.forgot = True
             self._keep(self.reads[len(self.reads) // 2 + 1 :])
         self._limit = max(64, 2 * len(self.reads))
 
