@@ -113,9 +113,10 @@ class ChunkOrder(Synchronisation):
         """The chunk is over: nobody else sees its shared memory."""
         for region in (self.shared, *self.launch.regions()):
             if region is not None and region.forgot:
+                name = region.name or "shared memory"
                 self.chunk.launch.log.add(
-                    "undecided", None, f"{region.name or 'shared memory'} is read in too many places to follow: "
-                    "later writes were not compared with the first reads",
+                    "undecided", None, f"{name} is read in too many places to follow: later writes were not "
+                    "compared with the first reads",
                     fix="look at a smaller grid or fewer rounds", severity=Severity.INFO,
                 )  # fmt: skip
         self.shared = None
