@@ -14,7 +14,7 @@ from workbench.verify.ordering.rules.cluster import cluster_rules, sass_cluster_
 from workbench.verify.ordering.rules.copies import copy_groups
 from workbench.verify.ordering.rules.flags import flag_rules, sass_flag_rules, scope_rules
 from workbench.verify.ordering.rules.mbarrier import mbarrier_phases, remote_pairs
-from workbench.verify.ordering.rules.multimem import multimem_rules
+from workbench.verify.ordering.rules.multimem import multimem_rules, sass_multimem_rules
 from workbench.verify.ordering.rules.proxy import proxy_fences
 from workbench.verify.ordering.rules.proxy_sass import proxy_fences_sass
 from workbench.verify.ordering.rules.residency import co_residence, sass_co_residence
@@ -54,6 +54,7 @@ SASS_RULES: dict[str, tuple[SassRule, ...]] = {
     "flag-without-release": (sass_flag_rules,),
     "scope-too-narrow": (sass_flag_rules,),
     "cluster-barrier": (sass_cluster_rules,),
+    "multimem-order": (sass_multimem_rules,),
     "not-co-resident": (sass_co_residence,),
     "proxy-fence-missing": (proxy_fences_sass,),
     "barrier-divergence": (barriers_sass,),

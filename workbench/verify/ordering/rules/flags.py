@@ -122,7 +122,7 @@ def _acquires_of(
     for t in protocols.global_touches:
         if not t.reads or t.index in protocols.poll_indices or t.index in where or t.acquires:
             continue
-        if t.strong:
+        if t.strong and not t.multimem:  # a reduction reads what others wrote, however strong it is
             continue
         carried = marks.carried(t.step)
         for n, (w, ticket) in enumerate(waits):
@@ -177,7 +177,7 @@ def _acquire_finding(
     view: View, protocols: Protocols, wait: Touch, load: Touch, bits: int, needed: Scope
 ) -> Finding | None:
     data, flag = _names(load.names), _names(wait.names)
-    there = line(view, load.index)
+    there, reader = line(view, load.index), "multimem.ld_reduce" if load.multimem else "an ordinary load"
     how = (
         "an atomic without acquire"
         if not wait.step.instruction.opcode.lower().startswith("ld")
@@ -189,7 +189,7 @@ def _acquire_finding(
             Severity.ERROR,
             view,
             wait.index,
-            f"the flag in {flag} is awaited with {how}, and {data} is then read with an ordinary load "
+            f"the flag in {flag} is awaited with {how}, and {data} is then read with {reader} "
             f"({there}) with no acquire in between: it may return what was there before the flag was set",
             f"await the flag with ld.acquire{needed_words(needed)}, or put fence.acq_rel"
             f"{needed_words(needed)} between the poll and the loads, in the polling thread",
@@ -278,7 +278,7 @@ def _releases_of(view: View, protocols: Protocols, setters: Sequence[Touch]) -> 
             continue
         found = _release_finding(view, protocols, s, first, bits, needed[n])
         if found is None:
-            found = _unmet(view, protocols, s, stores[n])
+            found = unmet(view, s, stores[n])
         if found is not None:
             yield found
 
@@ -319,8 +319,11 @@ def _release_finding(
     return None
 
 
-def _unmet(view: View, protocols: Protocols, setter: Touch, stores: Sequence[Touch]) -> Finding | None:
+def unmet(
+    view: View, setter: Touch, stores: Sequence[Touch], rule: str = "flag-without-release"
+) -> Finding | None:
     """Stores of other threads that no barrier brings to the flag's thread."""
+    protocols = Protocols.of(view)
     flagging = executing(view, setter.step)
     if isinstance(view, SassView):  # bar.warp.sync leaves no trace
         warps = view.analysis.program.threads.linear // np.uint64(32)
@@ -334,7 +337,7 @@ def _unmet(view: View, protocols: Protocols, setter: Touch, stores: Sequence[Tou
         if not _met(view, t, setter, others):
             flag, data = _names(setter.names), _names(t.names)
             return finding(
-                "flag-without-release",
+                rule,
                 Severity.ERROR,
                 view,
                 setter.index,
