@@ -87,6 +87,7 @@ def test_every_command_takes_json_and_quiet(run: Run, command: str) -> None:
         (("make",), "--out FILE"),
         (("make", "--out", "b.tar"), "workbench propose"),
         (("make", "zzz", "--out", "b.tar"), "unknown exported kernel 'zzz'"),
+        (("make", "", "--out", "b.tar"), "the key of the exported kernel is empty"),
         (("make", "--out", "b.tar", "--sign", "gpg"), "unknown tool 'gpg'; nearest"),
         (("make", "--out", "b.tar", "--key", "k"), "--key goes with --sign"),
         (("make", "--out", "b.tar", "--sign", "minisign"), "minisign is not installed"),

@@ -310,6 +310,8 @@ def test_a_workspace_without_the_op_is_bad_input(evidence: Evidence, tmp_path: P
 
 
 def test_a_kernel_that_is_not_in_the_bundle_is_bad_input(evidence: Evidence, elsewhere: Workspace) -> None:
+    with pytest.raises(WorkbenchError, match="the key of the kernel is empty"):
+        run_bundle(elsewhere, evidence.path, pick=[""], gpu=NOBODY)
     with pytest.raises(UnknownNameError, match=load_bundle(evidence.path)[0][0].entry.key[:12]):
         run_bundle(elsewhere, evidence.path, ["zzz"], gpu=NOBODY)
 

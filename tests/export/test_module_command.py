@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import zipfile
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def test_the_vllm_plugin_comes_with_its_entry_point_and_goes_with_it(
         ("--to module --out x --knob a=1", "--knob does not go with --to module"),
         ("row --op rmsnorm --out x", "--out and --pick go with --to module"),
         ("--to module --out x --pick zzz", "unknown winner 'zzz'"),
+        ("--to module --out x --pick ''", "the key of the winner is empty"),
+        ("--to vllm --out x --pick=", "the key of the winner is empty"),
         ("--to module --out space", "space holds generated_kernels, which no export wrote"),
         ("--to module --out file/below", "cannot"),
     ],
@@ -69,7 +72,7 @@ def test_bad_input_is_one_line(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], arguments: str, said: str
 ) -> None:
     Path("file").write_text("x")
-    assert main(["export", *arguments.split()]) == 2
+    assert main(["export", *shlex.split(arguments)]) == 2
     got = capsys.readouterr()
     assert got.out == "" and len(got.err.strip().splitlines()) == 1 and said in got.err, got.err
     assert sorted(p.name for p in Path().iterdir()) == ["file", "space"]

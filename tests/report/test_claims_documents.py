@@ -84,6 +84,9 @@ def test_records_say_what_their_objective_is(tmp_path: Path) -> None:
         measured_in(path)
     with pytest.raises(WorkbenchError, match="no measurement for `record = 'zz'`"):
         measured_in(path, "zz")
+    for one_or_two in (path, record(tmp_path / "one.jsonl", 5.0)):
+        with pytest.raises(WorkbenchError, match="`record` is empty"):
+            measured_in(one_or_two, "")
 
 
 @pytest.mark.parametrize("changes", [{"verdict": "fail"}, {"verdict": "unknown"}, {"verdict": None}])

@@ -26,6 +26,7 @@ from workbench.export.evidence.bundle import (
     sha256,
 )
 from workbench.export.evidence.documents import kernel_documents, readme
+from workbench.export.keys import check_beginnings
 from workbench.export.provenance import hash_op, hash_workbench
 from workbench.export.winner import KEY_LENGTH, ExportedKernel, load_exported
 from workbench.files import write_atomic
@@ -194,17 +195,19 @@ def find_kernels(workspace: Workspace, names: Sequence[str]) -> list[Path]:
 
     Raises:
         UnknownNameError: for a name that is neither.
-        WorkbenchError: if several keys begin so.
+        WorkbenchError: if several keys begin so, or a name is empty.
     """
     known = {p.parent.name: p.parent for p in workspace.generated.glob("*/*/*/manifest.json")}
     found = []
     for name in names:
+        if not name:
+            check_beginnings("exported kernel", [name], known)
         path = Path(name)
         if path.is_dir() or path.name == "manifest.json":
             found.append(path if path.is_dir() else path.parent)
             continue
         matches = [folder for key, folder in known.items() if key.startswith(name[:KEY_LENGTH])]
-        if not name or not matches:
+        if not matches:
             raise UnknownNameError("exported kernel", name, known)
         if len(matches) > 1:
             raise WorkbenchError(f"{name} begins the keys of {len(matches)} kernels; give more of it")

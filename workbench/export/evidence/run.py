@@ -17,7 +17,7 @@ from workbench.compile.ptxas import assemble, toolchain_identity
 from workbench.compile.request import Limits
 from workbench.cost import Machine, Prediction, load_machine, machine_names, predict
 from workbench.cost.machine import parse_machine
-from workbench.errors import MissingToolError, UnknownNameError, WorkbenchError
+from workbench.errors import MissingToolError, WorkbenchError
 from workbench.export.evidence.agreement import (
     Points,
     compare_predictions,
@@ -31,6 +31,7 @@ from workbench.export.evidence.archive import Contents
 from workbench.export.evidence.bundle import MACHINES, BundledKernel, MeasuredTime, sha256
 from workbench.export.evidence.check import load_bundle
 from workbench.export.evidence.documents import kernel_document
+from workbench.export.keys import check_beginnings
 from workbench.export.provenance import DISASSEMBLER, Provenance, provenance
 from workbench.export.winner import KEY_LENGTH
 from workbench.isa.sass import disassemble
@@ -86,12 +87,11 @@ def run_bundle(
     Raises:
         ContentError: if the file is no bundle, is damaged or contradicts itself.
         UnknownNameError: if `pick` names no kernel of it, or the workspace lacks an op.
+        WorkbenchError: if `pick` has an empty key.
     """
     started = time.monotonic()
     kernels, contents = load_bundle(path)
-    for wanted in pick:
-        if not any(k.entry.key.startswith(wanted) for k in kernels):
-            raise UnknownNameError("kernel", wanted, [k.entry.key[:KEY_LENGTH] for k in kernels])
+    check_beginnings("kernel", pick, [k.entry.key for k in kernels])
     chosen = [k for k in kernels if not pick or any(k.entry.key.startswith(p) for p in pick)]
     ops = {k.entry.op: load_op(workspace, k.entry.op) for k in chosen}
     gpu = gpu or find_gpu()

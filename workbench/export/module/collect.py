@@ -9,10 +9,12 @@ from typing import Any
 
 from workbench.artifact import BoundBuffer
 from workbench.compile.checks import check_arch, check_launches, read_ptx_header
-from workbench.errors import ContentError, UnknownNameError, WorkbenchError
+from workbench.errors import ContentError, WorkbenchError
+from workbench.export.keys import check_beginnings
 from workbench.export.manifest import Manifest
 from workbench.export.module.infer import inference
 from workbench.export.module.padding import PADDING, padding_problem
+from workbench.export.module.ranking import best_of
 from workbench.export.winner import KEY_LENGTH, ExportedKernel, load_exported
 from workbench.isa.cubin import read_cubin
 from workbench.ops import Op, Role, load_op
@@ -45,7 +47,8 @@ def collect(workspace: Workspace, pick: Collection[str] = ()) -> Contents:
     Raises:
         ContentError: naming a winner that is damaged or was verified against another contract.
         UnknownNameError: if `pick` names no winner.
-        WorkbenchError: if there is no winner, or several of one configuration cannot be ranked.
+        WorkbenchError: if there is no winner, several of one configuration cannot be ranked, or `pick` has an
+            empty key.
     """
     found = [load_exported(path.parent) for path in sorted(workspace.generated.glob("*/*/*/manifest.json"))]
     if not found:
@@ -58,10 +61,8 @@ def collect(workspace: Workspace, pick: Collection[str] = ()) -> Contents:
         m = kernel.manifest
         _check(kernel, ops)
         groups.setdefault((m.op, m.arch, tuple(sorted(m.axes.items()))), []).append(kernel)
-    for wanted in pick:
-        if not any(k.manifest.key.startswith(wanted) for k in found):
-            raise UnknownNameError("winner", wanted, [k.manifest.key[:KEY_LENGTH] for k in found])
-    chosen = [_best(group, pick) for group in groups.values()]
+    check_beginnings("winner", pick, [k.manifest.key for k in found])
+    chosen = best_of(groups.values(), pick)
     keys = {k.manifest.key for k in chosen}
     return Contents(ops, tuple(chosen), tuple(k for k in found if k.manifest.key not in keys))
 
@@ -197,30 +198,6 @@ def _names_of(op: Op, axes: Mapping[str, int]) -> list[str]:
     free = _state_axes(op)
     bare = {a: n for a, n in rest.items() if a not in free}
     return [name for name, theirs in shapes(op).items() if theirs == bare]
-
-
-def _best(group: list[ExportedKernel], pick: Collection[str]) -> ExportedKernel:
-    """The winner with the shortest predicted time; times of different premises are not compared."""
-    picked = [k for k in group if any(k.manifest.key.startswith(p) for p in pick)]
-    if picked:
-        return picked[0]
-    if len(group) == 1:
-        return group[0]
-    premises = {k.manifest.prediction.premises.hash if k.manifest.prediction else None for k in group}
-    if len(premises) > 1 or None in premises:
-        keys = ", ".join(k.manifest.key[:KEY_LENGTH] for k in group)
-        m = group[0].manifest
-        raise WorkbenchError(
-            f"{m.op} {m.workload} {m.arch} has winners whose predicted times rest on different premises"
-            f" and cannot be ranked: {keys}; choose one with --pick KEY, or remove the others"
-        )
-    return min(group, key=_predicted)
-
-
-def _predicted(kernel: ExportedKernel) -> tuple[float, str]:
-    prediction = kernel.manifest.prediction
-    assert prediction is not None
-    return prediction.us, kernel.manifest.key
 
 
 def _check(kernel: ExportedKernel, ops: Mapping[str, Op]) -> None:

@@ -36,6 +36,8 @@ def measured_in(path: Path, record: str | None = None) -> Fields:
     Raises:
         WorkbenchError: if there is no such measurement, or it was not verified.
     """
+    if record is not None and not record:
+        raise WorkbenchError(f"{path}: `record` is empty, which every record begins with; leave it out")
     if path.is_dir():
         path = path / "manifest.json"
     try:
