@@ -153,7 +153,7 @@ def compile_kernel(module: Module, kernel: Kernel, traced: bool = False) -> Prog
     kernel = emit_wgmma.with_accumulators(kernel)
     blocks = lower(kernel)
     symbols, shared, local, dynamic = _layout(module, kernel)
-    context = Context(kernel, symbols, _pair_registers(kernel))
+    context = Context(kernel, symbols, _pair_registers(kernel), compiled=module.compiled)
     context.names.update(runtime.NAMES)
     context.names.update(emit_async.NAMES)
     context.names.update(emit_matrix.NAMES)

@@ -25,7 +25,7 @@ class Sets:
     forms: dict[int, Form] = field(default_factory=dict)
     """Of accumulators."""
     member: dict[str, set[int]] = field(default_factory=dict)
-    marked: set[tuple[object, int, bool]] = field(default_factory=set)
+    marked: set[tuple[object, int, bool, bool]] = field(default_factory=set)
 
     def number(self, registers: tuple[str, ...]) -> int:
         """Return the number of a set."""
@@ -81,12 +81,13 @@ def before(e: Emitter, item: Instruction) -> None:
         return
     for write, registers in ((False, reads(item)), (True, writes(item))):
         for number in sorted({n for r in registers for n in sets.member.get(r.name, ())}):
-            key = (e, number, write)
-            if key in sets.marked:
+            copy = e.context.compiled and item.opcode == "mov"
+            if {(e, number, write, False), (e, number, write, copy)} & sets.marked:
                 continue
-            sets.marked.add(key)
+            sets.marked.add((e, number, write, copy))
             here = e.context.global_name("I", item)
-            e.code.do(f"ck.wgmma.touch({number}, {write}, {number not in sets.forms}, co, {here})")
+            flags = f"{number}, {write}, {number not in sets.forms}, {copy}"
+            e.code.do(f"ck.wgmma.touch({flags}, co, {here})")
 
 
 def _is(item: Instruction, kind: str) -> bool:

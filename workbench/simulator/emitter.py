@@ -43,6 +43,8 @@ class Context:
     """Address of each variable and parameter in its own state space."""
     pairs: frozenset[str]
     """64-bit registers kept as two 32-bit halves."""
+    compiled: bool = False
+    """Whether a compiler wrote the PTX, so that its copies of registers are no accesses of the kernel."""
     facts: dict[str, Fact] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
     """Globals of the generated code."""

@@ -138,8 +138,13 @@ class Warpgroups:
         lanes = bad.reshape(co.shape[0], w.groups)[:, w.group]
         self.chunk.report("wgmma-order", item, text, co, lanes)
 
-    def touch(self, name: int, write: bool, a_operand: bool, co: Cohort, item: Instruction) -> None:
-        """Take note that another instruction reads or writes registers of set `name`."""
+    def touch(
+        self, name: int, write: bool, a_operand: bool, copy: bool, co: Cohort, item: Instruction
+    ) -> None:
+        """Take note that another instruction reads or writes registers of set `name`.
+
+        A `copy` that a compiler put there wants no fence: the assembler makes one register of the two.
+        """
         w = lanes_of(co)
         ids = self._ids(w, co)
         busy = self._count(name)[ids] > 0
@@ -147,7 +152,7 @@ class Warpgroups:
             which = "operand A" if a_operand else "the accumulator"
             text = f"{'writes' if write else 'reads'} a register of {which} of a wgmma that may be under way"
             self._report(item, text, w, busy, co)
-        if write or not a_operand:
+        if not copy and (write or not a_operand):
             self._unfenced(name)[ids] = True
 
     def fence(self, co: Cohort) -> None:

@@ -205,6 +205,8 @@ class Module:
     kernels: tuple[Kernel, ...]
     declared_functions: tuple[str, ...] = ()
     """`.func` declarations and definitions by name (vprintf and the like)."""
+    compiled: bool = False
+    """Whether NVVM or LLVM wrote it, as its first comment says; copies between registers are then theirs."""
 
     def kernel(self, name: str) -> Kernel:
         """Return an entry by name; raises KeyError if there is none."""

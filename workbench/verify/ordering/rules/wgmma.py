@@ -33,8 +33,11 @@ class _State:
     unfenced: dict[str, int] = field(default_factory=dict)
     """Registers written since the last wgmma.fence, with the instruction that wrote them."""
 
+    seen: dict[str, int] = field(default_factory=dict)
+    """Registers read since the last wgmma.fence, with the first instruction that read them."""
+
     def copy(self) -> _State:
-        return _State(dict(self.pending), dict(self.unfenced))
+        return _State(dict(self.pending), dict(self.unfenced), dict(self.seen))
 
     def join(self, other: _State) -> bool:
         """Add what holds on another path; the younger group counts. True if anything is new."""
@@ -47,6 +50,10 @@ class _State:
         for r, at in other.unfenced.items():
             if r not in self.unfenced:
                 self.unfenced[r] = at
+                changed = True
+        for r, at in other.seen.items():
+            if r not in self.seen:
+                self.seen[r] = at
                 changed = True
         return changed
 
@@ -93,6 +100,7 @@ class _Registers:
             match i.modifiers[0]:
                 case "fence":
                     state.unfenced.clear()
+                    state.seen.clear()
                 case "mma_async":
                     self._mma(at, i, state)
                 case "commit_group":
@@ -143,9 +151,17 @@ class _Registers:
                 fix,
             )
             break
+        for r in reads(i):
+            state.seen.setdefault(r.name, at)
         for r in writes(i):
             state.unfenced[r.name] = at
             state.pending.pop(r.name, None)
+
+    def _folded(self, at: int) -> bool:
+        """Whether a compiler put a constant into a register where it needs it: ptxas makes it an operand."""
+        i = self.graph.instructions[at]
+        constant = i.opcode == "mov" and i.predicate is None and isinstance(i.operands[-1], Imm)
+        return constant and self.view.module.compiled
 
     def _waited(self, mma: int, at: int) -> bool:
         """Whether some wgmma.wait_group stands after the MMA in the kernel's text."""
@@ -169,7 +185,7 @@ class _Registers:
             state.unfenced.pop(_FENCED_LATER)
         else:
             for r in (*accumulators, *a):
-                if r in state.unfenced:
+                if r in state.unfenced and not self._folded(state.unfenced[r]):
                     self._say(
                         "fence",
                         at,
@@ -179,6 +195,16 @@ class _Registers:
                         "execute wgmma.fence.sync.aligned between the last write and the MMA",
                     )
                     break
+            else:
+                used = next((r for r in accumulators if r in state.seen), None)
+                if used is not None:
+                    self._say(
+                        "fence",
+                        at,
+                        f"{used} is read at {self._line(state.seen[used])} and is an accumulator of this "
+                        "wgmma.mma_async with no wgmma.fence between: the MMA may write it before it is read",
+                        "execute wgmma.fence.sync.aligned between the last read and the MMA",
+                    )
         for r in accumulators:
             owner = state.pending.get(r)
             if owner is None:
