@@ -9,6 +9,7 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,14 +50,28 @@ def active(event: Event, levels: Levels) -> NDArray[np.bool_]:
     return reached if event.guard is None else np.asarray(reached & (event.guard != 0))
 
 
-def solve(program: Program) -> Solution:
-    """Find the levels of a kernel."""
+Relay = tuple[Event, Event]
+"""A store that may end a poll, and the event from which it releases: itself, or a fence before it."""
+
+
+def solve(program: Program, relays: Mapping[int, Sequence[Relay]] | None = None) -> Solution:
+    """Find the levels of a kernel.
+
+    Args:
+        program: the kernel.
+        relays: by index of an event that only threads pass whose poll has ended: all that may have ended it;
+            empty if another kernel may have.
+    """
     phases = arrivals_before(program)
     grants: dict[int, Levels] = {}
     rounds = unrolled(program)
     while True:
         levels, at_exit = _propagate(rounds, grants)
         new = _grants(program, levels, phases)
+        for index, raised in (relays or {}).items():
+            lifted = MAYBE if not raised else ORDERED if _all_ordered(raised, levels) else NONE
+            if lifted != NONE:
+                new[index] = np.full(program.threads.count, lifted, np.uint8)
         if all(np.array_equal(new[k], grants[k]) if k in grants else not new[k].any() for k in new):
             before = {
                 e.index: np.where(active(e, levels[e.index]), levels[e.index], UNREACHED).astype(np.uint8)
@@ -65,6 +80,12 @@ def solve(program: Program) -> Solution:
             }
             return Solution(before, at_exit)
         grants = {k: np.maximum(v, grants[k]) if k in grants else v for k, v in new.items()}
+
+
+def _all_ordered(relays: Sequence[Relay], levels: dict[int, Levels]) -> bool:
+    """Whether some thread may make one of the stores, and all that may are ordered before they release."""
+    reached = [(levels[source.index], active(store, levels[store.index])) for store, source in relays]
+    return any(who.any() for _, who in reached) and all((at[who] >= ORDERED).all() for at, who in reached)
 
 
 def _propagate(program: Program, grants: dict[int, Levels]) -> tuple[dict[int, Levels], Levels]:

@@ -17,6 +17,7 @@ from workbench.verify.ordering import rules
 from workbench.verify.ordering.binding import EXTERNAL, Effects, Launch, Layout, Neighbours, neighbours
 from workbench.verify.ordering.dependence import parts_by_cta
 from workbench.verify.ordering.protocol import Protocols
+from workbench.verify.ordering.relays import handed_on
 from workbench.verify.ordering.rules.pdl import judge, sunk_prefetches
 from workbench.verify.ordering.rules.trigger import early_triggers
 from workbench.verify.ordering.view import UNDECIDED, PtxView, SassView
@@ -114,11 +115,11 @@ class Analyses:
         return self.sass.analysis.effects if self.sass is not None else Effects()
 
 
-def analyse_forms(forms: Forms, launch: Launch) -> Analyses:
-    """Solve the PTX and the SASS of a kernel for one launch."""
+def analyse_forms(forms: Forms, launch: Launch, foreign: frozenset[str] = frozenset()) -> Analyses:
+    """Solve both forms of a kernel for one launch; other kernels of its list are given `foreign` buffers."""
     ptx = sass = None
     if forms.ptx is not None:
-        ptx = PtxView.of(*forms.ptx, launch, forms.layout)
+        ptx = handed_on(PtxView.of(*forms.ptx, launch, forms.layout), foreign)
     if forms.sass is not None:
         layout = forms.sass_layout or forms.layout
         sass = SassView.of(forms.sass, launch, layout, forms.sass_base, ptx, forms.sass_smem)
@@ -199,7 +200,8 @@ def audit_chain(
     for forms, launch in zip(all_forms, launches, strict=True):
         key = (launch.kernel, launch.block, launch.pdl, tuple(launch.params.items()))
         if key not in solved:
-            solved[key] = analyse_forms(forms, launch)
+            others = [other.buffers for other in launches if other.kernel != launch.kernel]
+            solved[key] = analyse_forms(forms, launch, frozenset[str]().union(*others))
         analyses.append(solved[key])
     effects = [a.effects for a in analyses]
     views = [a.ptx or a.sass for a in analyses]

@@ -78,7 +78,7 @@ class _Rules:
                     continue
                 elif any(r.kind is RootKind.PARAM and r.offset is None for r in s.access.roots):
                     self._undecided(s, "which parameter its address comes from cannot be told")
-                elif s.level == MAYBE:
+                elif s.level == MAYBE or self._maybe_in_ptx(s, at_risk.keys()):
                     self._undecided(s, "whether a waiting thread orders it cannot be decided")
                 elif missing:
                     for b, who in at_risk.items():
@@ -277,6 +277,15 @@ class _Rules:
             return False
         mine = [o for o in same if o.buffers & names]
         return (vague or bool(mine)) and all(o.level >= ORDERED for o in mine)
+
+    def _maybe_in_ptx(self, s: Site, at_risk: Iterable[str]) -> bool:
+        """True if this is SASS and the PTX cannot tell either: a flag of another kernel may order it."""
+        if not self.sass or self.other is None:
+            return False
+        names = set(at_risk)
+        same = [o for o in self.other.sites if o.access.mode is s.access.mode and o.buffers & names]
+        levels = {o.level for o in same if not o.access.strong}
+        return MAYBE in levels and min(levels) == MAYBE
 
     def _moved(self, s: Site) -> bool:
         """True if the other form has every load of these buffers from this line ordered."""
