@@ -136,12 +136,18 @@ def print_run(document: EvidenceRunDocument, console: Console) -> None:
             if p.detail:
                 found.append(f"{' ' if p.found else ''}({shown(p.detail)})", style="dim")
             style = _STATUS_STYLES[p.status] if p.kind == "result" or p.status == "agree" else "yellow"
-            status = p.status if p.kind == "result" or p.status != "differ" else "premise differs"
-            rows.add_row(Text(status, style=style), Text(shown(p.name)), Text(shown(p.stated)), found)
+            rows.add_row(Text(status_text(p), style=style), Text(shown(p.name)), Text(shown(p.stated)), found)
         console.print(rows)
     console.print(Text(_counts(document)), soft_wrap=True)
     console.print(Text(shown(document.timing)), soft_wrap=True)
     console.print(Text.assemble("evidence: ", verdict_text(document.verdict)))
+
+
+def status_text(point: EvidencePoint) -> str:
+    """A point's status as tables have it: what the bundle does not state could not have been repeated."""
+    if point.kind == "result" or point.status == "agree":
+        return point.status
+    return "premise differs" if point.status == "differ" else "not stated"
 
 
 def shown(text: str) -> str:
@@ -216,7 +222,13 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 def _points(points: Iterable[EvidencePoint]) -> str:
     rows = [
-        (code(p.kernel), plain(p.name), p.status, plain(p.stated), plain(f"{p.found} {p.detail}".strip()))
+        (
+            code(p.kernel),
+            plain(p.name),
+            status_text(p),
+            plain(p.stated),
+            plain(f"{p.found} {p.detail}".strip()),
+        )
         for p in points
     ]
     return table(("kernel", "point", "status", "stated", "found here"), rows)
@@ -234,8 +246,9 @@ def _counts(document: EvidenceRunDocument) -> str:
     agree, differ = document.count("agree"), document.count("differ")
     left = document.count("not repeated")
     text = f"{agree} results agree, {differ} differ, {left} not repeated"
-    odd = document.count("differ", "premise")
-    return f"{text}; {odd} premises differ." if odd else f"{text}; no premise differs."
+    same, odd = document.count("agree", "premise"), document.count("differ", "premise")
+    unstated = document.count("not repeated", "premise")
+    return f"{text}; {same} premises agree, {odd} differ, {unstated} not stated."
 
 
 def _print_kernels(kernels: Sequence[EvidenceKernel], console: Console) -> None:
