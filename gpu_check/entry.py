@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
+import json
 import sys
 import time
 from pathlib import Path
@@ -55,6 +56,36 @@ def unusable(folder: Path, to: Path, seconds: float | None) -> str:
         return f"{to.absolute().parent} is no folder; give another place with --to"
     if seconds is not None and not seconds > 0:
         return f"--seconds {seconds:g} leaves no time"
+    if why := damaged(folder / "plan.json"):
+        return f"{folder / 'plan.json'} {why}; build it again with `make gpu-check` and copy all of it"
+    return ""
+
+
+def damaged(path: Path) -> str:
+    """What is wrong with a plan; empty if it is what the build writes."""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
+        return f"cannot be read ({' '.join(str(e).split()) or type(e).__name__})"
+    if not isinstance(plan, dict):
+        return "is no JSON object"
+    built, sections = plan.get("built"), plan.get("sections")
+    if not isinstance(built, dict) or not isinstance(built.get("arch"), str):
+        return "does not say what was built for which arch"
+    if not isinstance(sections, list) or not sections:
+        return "has no sections"
+    wanted: dict[str, type | tuple[type, ...]] = {
+        "name": str,
+        "title": str,
+        "estimate_s": (int, float),
+        "limit_s": (int, float),
+    }
+    for n, section in enumerate(sections):
+        if not isinstance(section, dict) or section.keys() != wanted.keys():
+            return f"has a section {n} that is none"
+        for field, kind in wanted.items():
+            if not isinstance(section[field], kind) or isinstance(section[field], bool):
+                return f"has a section {n} with a wrong {field}"
     return ""
 
 
