@@ -12,6 +12,7 @@ from workbench.isa.sass.dataflow import reads as sass_reads
 from workbench.isa.sass.dataflow import shapes
 from workbench.isa.sass.model import SassInstruction
 from workbench.isa.values import Value
+from workbench.verify.ordering.binding import immutable
 from workbench.verify.ordering.memory import Space, Touch, stored, touches
 from workbench.verify.ordering.program import Mode
 from workbench.verify.ordering.view import PtxView, SassView
@@ -250,6 +251,8 @@ def _polls(view: PtxView | SassView) -> list[Poll]:
                 break
             decides = flow(view, {t.index: t.results}, within=loop.body)
             if any(at in decides for at in loop.exits):
+                if not t.strong and _settled(view, t):
+                    break
                 found.append(Poll(t, loop.body, used_as_data(view, t), _at_zero(view, t, loop.body)))
                 break
     flags = [p for p in found if not p.data]
@@ -261,6 +264,11 @@ def _polls(view: PtxView | SassView) -> list[Poll]:
         if before and not used_as_data(view, t):
             found.append(Poll(t, frozenset(), False, before[0].ends_at_zero))
     return sorted(found, key=lambda p: p.touch.index)
+
+
+def _settled(view: PtxView | SassView, t: Touch) -> bool:
+    """Whether an access is of buffers that nothing writes while the kernel runs: no flag is among them."""
+    return bool(t.names) and all(immutable(view.launch.roles.get(n)) for n in t.names)
 
 
 def _same_place(a: Touch, b: Touch) -> bool:
