@@ -155,6 +155,11 @@ def test_kernels_are_found_by_folder_and_by_key(evidence: Evidence) -> None:
         assert find_kernels(evidence.workspace, [name]) == [evidence.kernel]
     with pytest.raises(UnknownNameError, match=evidence.kernel.name):
         find_kernels(evidence.workspace, ["zzz"])
+    key = json.loads((evidence.kernel / "manifest.json").read_text())["key"]
+    assert find_kernels(evidence.workspace, [key]) == [evidence.kernel]
+    wrong = key[:-1] + ("0" if key[-1] != "0" else "1")
+    with pytest.raises(UnknownNameError, match=wrong):
+        find_kernels(evidence.workspace, [wrong])
     with pytest.raises(WorkbenchError, match="name each kernel once"):
         make_bundle(evidence.workspace, evidence.path, [evidence.kernel, evidence.kernel])
 

@@ -28,7 +28,7 @@ from workbench.export.evidence.bundle import (
 from workbench.export.evidence.documents import kernel_documents, readme
 from workbench.export.keys import check_beginnings
 from workbench.export.provenance import hash_op, hash_workbench
-from workbench.export.winner import KEY_LENGTH, ExportedKernel, load_exported
+from workbench.export.winner import KEY_LENGTH, ExportedKernel, load_exported, load_manifest
 from workbench.files import write_atomic
 from workbench.ops import load_op
 from workbench.records.model import Record, hash_tolerances, hash_verifier
@@ -207,6 +207,8 @@ def find_kernels(workspace: Workspace, names: Sequence[str]) -> list[Path]:
             found.append(path if path.is_dir() else path.parent)
             continue
         matches = [folder for key, folder in known.items() if key.startswith(name[:KEY_LENGTH])]
+        if len(name) > KEY_LENGTH:  # a folder bears the beginning of its key
+            matches = [f for f in matches if load_manifest(f / "manifest.json").key.startswith(name)]
         if not matches:
             raise UnknownNameError("exported kernel", name, known)
         if len(matches) > 1:
