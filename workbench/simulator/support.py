@@ -306,6 +306,8 @@ def page() -> str:
         for line in lines:
             verdict, why = status(line)
             name = "@p bra" if line.startswith("@") else line.rstrip(";").split()[0]
+            if sum(other.startswith(f"{name} ") for other in lines) > 1:  # only the operands tell them apart
+                name = line.rstrip(";")
             out.append(f"| `{name}` | {verdict}{f': {why}' if why else ''} |")
     counts: dict[str, list[str]] = {}
     for form in forms():
