@@ -18,7 +18,7 @@ from workbench.simulator.ordering.clocks import Clocks
 from workbench.simulator.ordering.records import CLUSTER, GPU, SYS, Record, Spans, finer
 
 Array = npt.NDArray[Any]
-_MOST_READS = 2048
+_MOST_READS = 1 << 15
 _MOST_PENDING = 128
 _MOST_BYTES = 1 << 27
 """Bytes of addresses that the reads of a region may keep."""
