@@ -109,8 +109,6 @@ class Threads:
 
     block: tuple[int, int, int]
     _arrays: dict[str | int, Lanes] = field(default_factory=dict, compare=False, repr=False)
-    leader: int | None = field(default=0, kw_only=True)
-    """The lane that `elect.sync` elects, where it is a member: which one nobody promises. None: not known."""
 
     def __post_init__(self) -> None:
         if min(self.block) < 1 or self.count > MAX_THREADS:
@@ -159,41 +157,6 @@ class Threads:
                 return linear // np.uint64(32)
             case _:
                 return None
-
-    def elected(self, mask: Lanes | None) -> Lanes | None:
-        """Who is elected, as 0 and 1: of each warp the leader, or the member lane next to it.
-
-        Args:
-            mask: the member mask each thread gives; the threads of a warp that are in it must agree.
-
-        Returns:
-            None if nothing is known of it.
-        """
-        if mask is None or self.leader is None:
-            return None
-        if (mask == mask[0]).all():
-            name = f"elected of {int(mask[0]) & 0xFFFFFFFF:x}"
-            if name not in self._arrays:
-                self._arrays[name] = self._elected(mask, self.leader)
-            return self._arrays[name]
-        warps = range(0, self.count, 32)
-        agree = all((mask[n : n + 32] == mask[n]).all() for n in warps)
-        return self._elected(mask, self.leader) if agree else None
-
-    def _elected(self, mask: Lanes, lane: int) -> Lanes:
-        found = np.zeros(self.count, np.uint64)
-        for start in range(0, self.count, 32):
-            members = [n for n in range(min(32, self.count - start)) if int(mask[start]) >> n & 1]
-            if members:
-                found[start + next((n for n in members if n >= lane), members[-1])] = 1
-        return found
-
-    def leaders(self, who: Lanes) -> Lanes:
-        """The lane of its warp for which `who` holds, in every thread; 0 in a warp that has none."""
-        chosen = np.zeros(-(-self.count // 32), np.uint64)
-        at = np.flatnonzero(who)
-        chosen[at // 32] = (at % 32).astype(np.uint64)
-        return np.repeat(chosen, 32)[: self.count]
 
     def first_lane(self, values: Lanes, lane: int = 0) -> Lanes:
         """The value of one lane of each warp, in all lanes of the warp."""

@@ -256,9 +256,7 @@ class PtxValues:
             return [(r, UNKNOWN) for r in writes(i)]  # neither an address nor a role
         first = targets[0]
         if i.opcode == "elect" and isinstance(first, Pair):
-            who = self.threads.elected(self.operand(i.operands[1]).known)
-            number = None if who is None else self.threads.leaders(who)
-            found = [(first.first, Value(number)), (first.second, Value(who))]
+            found = [(first.second, Value((self.threads.linear % np.uint64(32) == 0).astype(np.uint64)))]
             return [(r, v) for r, v in found if isinstance(r, Reg)]
         if isinstance(first, Reg):
             return [(first, self._one(i))]

@@ -360,10 +360,7 @@ class SassValues:
         first = targets[0].name
         known = [v.known for v in values]
         if i.opcode == "ELECT":
-            who = self.threads.elected(self.threads.full(0xFFFFFFFF))
-            found[first] = Value(who)
-            if len(targets) == 2:
-                found[targets[1].name] = Value(None if who is None else self.threads.leaders(who))
+            found[first] = Value((self.threads.linear % np.uint64(32) == 0).astype(np.uint64))
         elif i.opcode in ("ISETP", "UISETP") and "EX" not in i.modifiers and len(known) >= 3:
             a, b, c = known[0], known[1], known[2]
             if a is not None and b is not None:
@@ -381,8 +378,6 @@ class SassValues:
                 result = _lut(known[:3], table.value, _WIDTH, self.threads)
                 if result is not None:
                     found[first] = Value((result != 0).astype(np.uint64))
-                if len(targets) == 2 and not targets[1].predicate:
-                    found[targets[1].name] = Value(result, union(values))
         elif i.opcode in ("VOTE", "VOTEU") and known and known[-1] is not None:
             mode = i.modifiers[0] if i.modifiers else ""
             found[first] = Value(self._vote(mode, known[-1]))
@@ -394,14 +389,9 @@ class SassValues:
                     result = self.threads.first_lane(known[0], int(lane[0]) % 32)
             found[targets[1].name] = Value(result, values[0].roots)
         elif i.opcode == "R2UR" and len(targets) == 2:
-            result = None if known[0] is None else self._of_warp(known[0])
+            result = None if known[0] is None else self.threads.first_lane(known[0])
             found[targets[1].name] = Value(result, values[0].roots)
         return found
-
-    def _of_warp(self, values: Lanes) -> Lanes | None:
-        """What a uniform register gets: the value of the first active lane, which may be an elected one."""
-        first = self.threads.first_lane(values)
-        return first if self.threads.leader == 0 or np.array_equal(first, values) else None
 
     def _unpack(self, i: SassInstruction, names: tuple[str, ...], state: Registers) -> dict[str, Value]:
         """R2P: predicate n gets bit n of a register's byte."""
@@ -444,7 +434,7 @@ class SassValues:
         if opcode in ("MOV", "UMOV", "S2R", "S2UR"):
             return v[0]
         if opcode == "R2UR":
-            return self._of_warp(v[0])
+            return self.threads.first_lane(v[0])
         if opcode in ("IADD3", "UIADD3", "IADD", "UIADD", "VIADD") and "X" not in m and "64" not in m:
             terms = v[:3] if opcode.endswith("3") else v[:2]
             return _sum(terms)

@@ -13,14 +13,16 @@ from workbench.isa.cubin import Cubin, read_cubin
 from workbench.isa.ptx import Module, PtxSyntaxError, parse
 from workbench.isa.sass import SassModule, disassemble, parse_sass
 from workbench.verify.contract import Contract, ContractKernel, load_contract
-from workbench.verify.ordering.binding import Launch
+from workbench.verify.ordering.binding import Effects, Launch, neighbours
 from workbench.verify.ordering.joining import joined, run_contract
 from workbench.verify.ordering.joining import premises as runs_rest_on
 from workbench.verify.ordering.premises import assembler, assumptions
 from workbench.verify.ordering.static import (
     Forms,
     KernelAudit,
+    analyse_forms,
     audit_chain,
+    audit_kernel,
     contract_launch,
     kernel_forms,
     together,
@@ -156,7 +158,8 @@ def _audits(
     for name in names:
         if not found[name]:
             launch = contract_launch(forms[name], None)
-            found[name].append((launch, audit_chain([forms[name]], [launch])[0]))
+            near = neighbours([launch], [Effects()], 0)
+            found[name].append((launch, audit_kernel(analyse_forms(forms[name], launch), near)))
     return found
 
 

@@ -54,7 +54,7 @@ def _evaluate(module: Module, kernel: Kernel, view: PtxView) -> PtxValues:
             at = start + r.offset
             data[at : at + 8] = base.to_bytes(8, "little")
             literal.update(range(at, at + 8))
-    threads = CtaThreads(view.threads.block, grid=view.launch.grid, leader=view.threads.leader)
+    threads = CtaThreads(view.threads.block, grid=view.launch.grid)
     return FirstValues(module, kernel, view.graph, threads, ParameterBlock(bytes(data), frozenset(literal)))
 
 

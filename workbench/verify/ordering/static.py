@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workbench.artifact import Artifact, KernelParam, Relocation
 from workbench.errors import MissingToolError, WorkbenchError
@@ -16,8 +16,6 @@ from workbench.verify.contract import ContractKernel
 from workbench.verify.ordering import rules
 from workbench.verify.ordering.binding import EXTERNAL, Effects, Launch, Layout, Neighbours, neighbours
 from workbench.verify.ordering.dependence import parts_by_cta
-from workbench.verify.ordering.elections import HIGHEST, also_found, elects, lane_apart, whole_warps
-from workbench.verify.ordering.program import Program
 from workbench.verify.ordering.protocol import Protocols
 from workbench.verify.ordering.relays import handed_on
 from workbench.verify.ordering.rules.pdl import judge, sunk_prefetches
@@ -110,16 +108,6 @@ class Analyses:
     missing: str | None
 
     @property
-    def elects(self) -> bool:
-        """Whether it elects a lane."""
-        return elects(self.ptx) or elects(self.sass)
-
-    @property
-    def programs(self) -> list[Program]:
-        """The event programs of the forms that there are."""
-        return [v.analysis.program for v in (self.ptx, self.sass) if v is not None]
-
-    @property
     def effects(self) -> Effects:
         """What the launch does, from the PTX where there is one."""
         if self.ptx is not None:
@@ -127,24 +115,14 @@ class Analyses:
         return self.sass.analysis.effects if self.sass is not None else Effects()
 
 
-def analyse_forms(
-    forms: Forms, launch: Launch, foreign: frozenset[str] = frozenset(), leader: int = 0
-) -> Analyses:
-    """Solve both forms of a kernel for one launch.
-
-    Args:
-        forms: the kernel.
-        launch: the launch.
-        foreign: buffers that other kernels of its list are given.
-        leader: the lane that is elected.
-    """
+def analyse_forms(forms: Forms, launch: Launch, foreign: frozenset[str] = frozenset()) -> Analyses:
+    """Solve both forms of a kernel for one launch; other kernels of its list are given `foreign` buffers."""
     ptx = sass = None
     if forms.ptx is not None:
-        ptx = handed_on(PtxView.of(*forms.ptx, launch, forms.layout, leader), foreign)
+        ptx = handed_on(PtxView.of(*forms.ptx, launch, forms.layout), foreign)
     if forms.sass is not None:
         layout = forms.sass_layout or forms.layout
-        who = leader if ptx is None or whole_warps(ptx) else None  # the SASS does not say the mask
-        sass = SassView.of(forms.sass, launch, layout, forms.sass_base, ptx, forms.sass_smem, who)
+        sass = SassView.of(forms.sass, launch, layout, forms.sass_base, ptx, forms.sass_smem)
     return Analyses(ptx, sass, forms.missing)
 
 
@@ -217,76 +195,24 @@ def audit_chain(
     all_forms: Sequence[Forms], launches: Sequence[Launch], literal: bool = False
 ) -> list[KernelAudit]:
     """Audit the launches of a chain, each with its neighbours in the stream; see `neighbours`."""
-    first = _analysed(all_forms, launches)
-    tasks = _tasks(first, launches, literal)
-    audits = [audit_kernel(*task) for task in tasks]
-    if not any(a.elects for a in first):
-        return audits
-
-    def again(lane: int, whom: Sequence[bool]) -> list[Analyses]:
-        known = [None if w else a for a, w in zip(first, whom, strict=True)]
-        analyses = _analysed(all_forms, launches, lane, known)
-        for n, task in enumerate(_tasks(analyses, launches, literal)):
-            if whom[n] or task[1:] != tasks[n][1:]:
-                audits[n] = _with(audits[n], audit_kernel(*task), lane)
-        return analyses
-
-    highest = again(HIGHEST, [a.elects for a in first])
-    for lane, whom in _apart(first, highest).items():
-        again(lane, whom)
-    return audits
-
-
-def _apart(lowest: Sequence[Analyses], highest: Sequence[Analyses]) -> dict[int, list[bool]]:
-    """Lanes that are neither like the lowest nor like the highest, with the launches that make them so."""
-    lanes = [
-        lane_apart(a.programs, b.programs) if a.elects else None for a, b in zip(lowest, highest, strict=True)
-    ]
-    return {lane: [x == lane for x in lanes] for lane in sorted({x for x in lanes if x is not None})}
-
-
-def _analysed(
-    all_forms: Sequence[Forms],
-    launches: Sequence[Launch],
-    leader: int = 0,
-    known: Sequence[Analyses | None] | None = None,
-) -> list[Analyses]:
-    """The launches of a chain solved, those that are known left as they are."""
     solved: dict[object, Analyses] = {}
-    found: list[Analyses] = []
-    for n, (forms, launch) in enumerate(zip(all_forms, launches, strict=True)):
-        old = known[n] if known is not None else None
-        if old is not None:
-            found.append(old)
-            continue
+    analyses: list[Analyses] = []
+    for forms, launch in zip(all_forms, launches, strict=True):
         key = (launch.kernel, launch.block, launch.pdl, tuple(launch.params.items()))
         if key not in solved:
             others = [other.buffers for other in launches if other.kernel != launch.kernel]
-            solved[key] = analyse_forms(forms, launch, frozenset[str]().union(*others), leader)
-        found.append(solved[key])
-    return found
-
-
-def _tasks(
-    analyses: Sequence[Analyses], launches: Sequence[Launch], literal: bool
-) -> list[tuple[Analyses, Neighbours, list[Finding]]]:
-    """What to audit: each launch, its neighbours, and what the list alone shows of it."""
+            solved[key] = analyse_forms(forms, launch, frozenset[str]().union(*others))
+        analyses.append(solved[key])
     effects = [a.effects for a in analyses]
     views = [a.ptx or a.sass for a in analyses]
     return [
-        (
+        audit_kernel(
             a,
             neighbours(launches, effects, n, literal),
             [*_transitivity(launches, effects, n, views[n]), *early_triggers(launches, views, n)],
         )
         for n, a in enumerate(analyses)
     ]
-
-
-def _with(audit: KernelAudit, other: KernelAudit, lane: int) -> KernelAudit:
-    """An audit and another one of the same launch, where another lane is elected."""
-    more = also_found(audit.findings, other.findings, lane)
-    return together([audit, replace(other, findings=tuple(more))])
 
 
 def together(audits: Sequence[KernelAudit]) -> KernelAudit:

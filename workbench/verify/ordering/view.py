@@ -87,9 +87,9 @@ class PtxView:
     _steps: dict[int, Step] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(module: Module, kernel: Kernel, launch: Launch, layout: Layout, leader: int = 0) -> PtxView:
-        """Evaluate a kernel for one CTA shape, the scalars that are known, and the lane that is elected."""
-        threads = Threads(launch.block, leader=leader)
+    def of(module: Module, kernel: Kernel, launch: Launch, layout: Layout) -> PtxView:
+        """Evaluate a kernel for one CTA shape and the scalars that are known."""
+        threads = Threads(launch.block)
         graph = build(kernel)
         values = PtxValues(module, kernel, graph, threads, launch.parameter_block(layout))
         program = ptx_program(graph, values)
@@ -186,7 +186,7 @@ class PtxView:
         grid = self.launch.grid
         block = self.launch.parameter_block(analysis.layout)
         for cta in ((0, 0, 0), (grid[0] - 1, grid[1] - 1, grid[2] - 1)):
-            threads = CtaThreads(self.threads.block, grid=grid, cta=cta, leader=self.threads.leader)
+            threads = CtaThreads(self.threads.block, grid=grid, cta=cta)
             values = PtxValues(self.module, self.kernel, self.graph, threads, block)
             program = ptx_program(self.graph, values)
             if Analysis(program, solve(program), self.launch, analysis.layout).surely_waits:
@@ -244,10 +244,9 @@ class SassView:
         base: int,
         ptx: PtxView | None = None,
         static_smem: int = 0,
-        leader: int | None = 0,
     ) -> SassView:
-        """Evaluate a function; parameters start at `base` in constant bank 0, `leader` is elected."""
-        threads = Threads(launch.block, leader=leader)
+        """Evaluate a function; `base` is where parameters start in constant bank 0."""
+        threads = Threads(launch.block)
         graph = build_sass(function)
         x, y, z = launch.cluster or (1, 1, 1)
         values = SassValues(graph, threads, launch.parameter_block(layout), base, x * y * z > 1)
