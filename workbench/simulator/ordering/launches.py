@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.simulator.ordering.records import Record, Spans
+from workbench.simulator.ordering.rules import verb
 from workbench.simulator.ordering.world import ENDED, Clock, World, launch_of
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ class Launches:
         mine, theirs = later.program.kernel.name, earlier.program.kernel.name
         first = clash.lanes if ahead is n else clash.others
         text = (
-            f"{mine} (launch {later.number}) {_verb(ahead)} {region.name!r}, which {theirs} (launch "
-            f"{earlier.number}) {_verb(behind)} at line {behind.kind.item.line}"
+            f"{mine} (launch {later.number}) {verb(ahead)} {region.name!r}, which {theirs} (launch "
+            f"{earlier.number}) {verb(behind)} at line {behind.kind.item.line}"
         )
         middle = later.before
         _, ended = self._ends.get(ahead.clocks.number + 1, ({}, ahead.number))
@@ -121,10 +122,6 @@ class Launches:
             rule, item, text, thread=where, fix=fix, buffer=region.name, count=len(np.unique(clash.lanes)),
             other=other,
         )  # fmt: skip
-
-
-def _verb(r: Record) -> str:
-    return "updates" if r.kind.atomic else "writes" if r.kind.write else "reads"
 
 
 def _waits(launch: LaunchState) -> bool:

@@ -332,7 +332,7 @@ def sentence(clash: Clash, region: Region, verdict: Verdict, chunk: Chunk) -> st
     if e.clocks.rank != n.clocks.rank:
         who += f" of rank {e.clocks.rank}"
     return (
-        f"{_verb(n)} {place}, which line {e.kind.item.line} ({_opcode(e.kind.item)}) {_verb(e)} in {who} "
+        f"{verb(n)} {place}, which line {e.kind.item.line} ({_opcode(e.kind.item)}) {verb(e)} in {who} "
         f"with nothing to order the two: {verdict.why}"
     )
 
@@ -341,10 +341,11 @@ def _opcode(item: Instruction) -> str:
     return ".".join((item.opcode, *item.modifiers[:3]))
 
 
-def _verb(r: Record) -> str:
+def verb(r: Record) -> str:
+    """What an access does to its place."""
     if r.kind.atomic:
         return "updates"
     return "writes" if r.kind.write else "reads"
 
 
-__all__ = ["CTA", "GPU", "Verdict", "judge", "sentence"]
+__all__ = ["CTA", "GPU", "Verdict", "judge", "sentence", "verb"]
